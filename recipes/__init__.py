@@ -1,0 +1,1 @@
+"""Recipes: how the models that ship with the project were made."""

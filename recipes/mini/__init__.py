@@ -1,0 +1,1 @@
+"""The recipe of the small model that ships inside the package."""

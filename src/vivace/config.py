@@ -1,0 +1,184 @@
+"""Every setting as a frozen dataclass. The only module that reads the environment.
+
+A model's sizes come from its own configuration file (see ``checkpoint``); nothing else in the package
+knows a size. Units are in the names.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """Nucleus sampling with repetition-aware resampling, the model's own rule (VALL-E 2's RAS)."""
+
+    top_p: float = 0.8
+    top_k: int = 25
+    win_size: int = 10
+    tau_r: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechLMConfig:
+    """Qwen2 decoder that reads text tokens and writes speech tokens."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    text_vocab_size: int
+    speech_token_size: int
+    num_special_rows: int = 200
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1_000_000.0
+    mix_ratio: tuple[int, int] = (5, 15)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    @property
+    def num_speech_rows(self) -> int:
+        """Rows of the speech embedding and of the head: speech tokens, then the special ones."""
+        return self.speech_token_size + self.num_special_rows
+
+    @property
+    def sos_id(self) -> int:
+        return self.speech_token_size
+
+    @property
+    def eos_id(self) -> int:
+        return self.speech_token_size + 1
+
+    @property
+    def task_id(self) -> int:
+        return self.speech_token_size + 2
+
+    @property
+    def fill_id(self) -> int:
+        return self.speech_token_size + 3
+
+
+@dataclass(frozen=True, slots=True)
+class DiTConfig:
+    """Diffusion transformer that estimates the flow's velocity."""
+
+    dim: int
+    depth: int
+    heads: int
+    dim_head: int
+    ff_mult: int
+    mel_dim: int = 80
+    mu_dim: int = 80
+    spk_dim: int = 80
+    out_channels: int = 80
+    static_chunk_frames: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FlowConfig:
+    """Speech tokens to mel: token embedding, look-ahead convolution, DiT, Euler solver with guidance."""
+
+    dit: DiTConfig
+    vocab_size: int
+    input_size: int = 80
+    output_size: int = 80
+    spk_embed_dim: int = 192
+    token_mel_ratio: int = 2
+    lookahead_tokens: int = 3
+    lookahead_channels: int = 1024
+    guidance_scale: float = 0.7
+    training_guidance_drop: float = 0.2
+    num_steps: int = 10
+    sigma_min: float = 1e-6
+    noise_frames: int = 15_000
+    noise_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderConfig:
+    """Causal HiFT: F0 predictor, harmonic source, upsampling generator, inverse STFT."""
+
+    in_channels: int = 80
+    base_channels: int = 512
+    nb_harmonics: int = 8
+    sampling_rate: int = 24_000
+    nsf_alpha: float = 0.1
+    nsf_sigma: float = 0.003
+    nsf_voiced_threshold: float = 10.0
+    upsample_rates: tuple[int, ...] = (8, 5, 3)
+    upsample_kernel_sizes: tuple[int, ...] = (16, 11, 7)
+    istft_n_fft: int = 16
+    istft_hop: int = 4
+    resblock_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    source_resblock_kernel_sizes: tuple[int, ...] = (7, 7, 11)
+    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5), (1, 3, 5), (1, 3, 5))
+    lrelu_slope: float = 0.1
+    audio_limit: float = 0.99
+    conv_pre_lookahead_frames: int = 4
+    f0_cond_channels: int = 512
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples of audio per mel frame."""
+        hop = self.istft_hop
+        for rate in self.upsample_rates:
+            hop *= rate
+        return hop
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One model folder: the three stages and the rates that join them."""
+
+    generation: int
+    name: str
+    lm: SpeechLMConfig
+    flow: FlowConfig
+    vocoder: VocoderConfig
+    sample_rate_hz: int = 24_000
+    token_rate_hz: int = 25
+    chunk_tokens: int = 25
+    pronunciation: str | None = None
+    """Name of a pronouncing front end that turns words into phoneme tags, or None (the official models)."""
+
+    @property
+    def samples_per_token(self) -> int:
+        return self.flow.token_mel_ratio * self.vocoder.hop_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what a request may ask for. All can be changed by whoever builds the engine."""
+
+    text_characters: int = 100_000
+    segment_text_tokens: int = 160
+    instruction_characters: int = 1_000
+    speed_min: float = 0.25
+    speed_max: float = 4.0
+    prompt_seconds_min: float = 1.0
+    prompt_seconds_max: float = 30.0
+    prompt_file_bytes: int = 10 * 1024 * 1024
+    prompt_rate_hz_min: int = 8_000
+    prompt_rate_hz_max: int = 192_000
+    decode_seconds: float = 2.0
+    normalize_seconds: float = 1.0
+    max_token_text_ratio: float = 20.0
+    min_token_text_ratio: float = 2.0
+    stream_frames: int = 15_000
+    """Longest utterance of one segment with its prompt, in mel frames: the model's fixed noise ends there."""
+
+
+def voices_folder() -> Path:
+    """Where stored voices live: ``$VIVACE_VOICES`` or ``~/.local/share/vivace/voices``."""
+    given = os.environ.get("VIVACE_VOICES")
+    return Path(given) if given else Path.home() / ".local" / "share" / "vivace" / "voices"
+
+
+def cpu_threads() -> int | None:
+    """Threads for tensor work on the CPU from ``$VIVACE_THREADS``; None leaves the library's choice."""
+    given = os.environ.get("VIVACE_THREADS")
+    return int(given) if given and given.isdigit() and int(given) > 0 else None
