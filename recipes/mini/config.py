@@ -1,0 +1,57 @@
+"""Sizes of the embedded model: the one place that every training script takes them from.
+
+The mini is CosyVoice 3 in miniature: same stages, same layouts, small numbers. Only the codebook
+(``speech_token_size``: 3 ** 5 = 243 or 3 ** 6 = 729 codes) is left open, because the tokenizer decides it.
+"""
+
+from __future__ import annotations
+
+from vivace.config import DiTConfig, FlowConfig, ModelConfig, SpeechLMConfig, VocoderConfig
+
+TEXT_VOCAB_SIZE = 544
+"""256 bytes and 281 special tokens (see ``build_tokenizer``), rounded up to a multiple of 32."""
+
+MIX_RATIO = (10, 10)
+"""Text tokens and speech tokens of a group where text is streamed in.
+
+The text has to lead: a group's speech must not need phonemes that only the next group brings. See ``train_lm``
+for the measured rates behind the numbers.
+"""
+
+
+def mini_lm_config(speech_token_size: int) -> SpeechLMConfig:
+    """The speech LM: 4.3 million parameters with 243 codes, 4.5 million with 729."""
+    return SpeechLMConfig(
+        hidden_size=256,
+        intermediate_size=384,
+        num_layers=8,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        text_vocab_size=TEXT_VOCAB_SIZE,
+        speech_token_size=speech_token_size,
+        mix_ratio=MIX_RATIO,
+    )
+
+
+def mini_flow_config(speech_token_size: int) -> FlowConfig:
+    """The flow: token embedding, look-ahead convolution and a five-block DiT."""
+    dit = DiTConfig(dim=256, depth=5, heads=4, dim_head=64, ff_mult=2, static_chunk_frames=50)
+    return FlowConfig(dit=dit, vocab_size=speech_token_size, lookahead_channels=128)
+
+
+def mini_vocoder_config() -> VocoderConfig:
+    """The vocoder: causal HiFT at a quarter of the official width."""
+    return VocoderConfig(base_channels=128, f0_cond_channels=128)
+
+
+def mini_config(speech_token_size: int, *, name: str = "vivace-mini") -> ModelConfig:
+    """The whole embedded model for a codebook of ``speech_token_size`` codes."""
+    return ModelConfig(
+        generation=3,
+        name=name,
+        lm=mini_lm_config(speech_token_size),
+        flow=mini_flow_config(speech_token_size),
+        vocoder=mini_vocoder_config(),
+        pronunciation="en-arpabet",
+    )
