@@ -1,0 +1,42 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden_folder() -> Path:
+    """The recorded vectors and weights of the tiny CosyVoice 3 model."""
+    return GOLDEN / "cosyvoice3-tiny"
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(golden_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden weights unpacked into an official-layout folder; read-only by agreement.
+
+    Like the official files, ``llm.pt`` stores the tied text head once and shares its storage. No tokenizer
+    files, no ONNX files.
+    """
+    folder = tmp_path_factory.mktemp("tiny-model")
+    shutil.copyfile(golden_folder / "cosyvoice3.yaml", folder / "cosyvoice3.yaml")
+    shutil.copytree(golden_folder / "CosyVoice-BlankEN", folder / "CosyVoice-BlankEN")
+    with np.load(golden_folder / "weights.npz") as packed:
+        for stage in ("llm", "flow", "hift"):
+            names = [name for name in packed.files if name.startswith(f"{stage}/")]
+            state = {
+                name.removeprefix(f"{stage}/"): torch.from_numpy(packed[name])
+                for name in names
+                if name != "llm/llm.model.lm_head.weight"
+            }
+            if stage == "llm":
+                state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
+            torch.save(state, folder / f"{stage}.pt")
+    return folder
