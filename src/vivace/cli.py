@@ -1,0 +1,291 @@
+"""The ``vivace`` command. Exit codes: 0 done, 1 the request failed, 2 a model folder or the usage is at fault."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vivace.errors import ModelFolderError, VivaceError
+
+if TYPE_CHECKING:
+    from vivace.datatypes import SynthesisResult
+    from vivace.engine import Engine, SynthesisRequest
+    from vivace.voice import Voice
+
+app = typer.Typer(
+    name="vivace",
+    help="Fast, exact, streaming CosyVoice text-to-speech.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+voice_app = typer.Typer(help="Stored voices.", no_args_is_help=True)
+bench_app = typer.Typer(help="Benchmarks; the last line of each is one JSON document.", no_args_is_help=True)
+app.add_typer(voice_app, name="voice")
+app.add_typer(bench_app, name="bench")
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or 'mini' for the embedded model.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    _print(json.dumps(document, ensure_ascii=False))
+
+
+@app.command()
+def say(
+    text: Annotated[list[str], typer.Argument(help="What to say; '-' reads standard input as it arrives.")],
+    out: Out = Path("speech.wav"),
+    model: Model = "mini",
+    voice: Annotated[str | None, typer.Option(help="Name of a voice (see `vivace voice list`).")] = None,
+    prompt_audio: Annotated[Path | None, typer.Option(help="Clone this recording, 1 to 30 s.")] = None,
+    prompt_text: Annotated[str, typer.Option(help="What the recording says.")] = "",
+    instruction: Annotated[str | None, typer.Option(help="How to say it; never spoken.")] = None,
+    cross_lingual: Annotated[bool, typer.Option(help="Text in another language than the voice.")] = False,
+    language: Annotated[str | None, typer.Option(help="Language of the text, such as en or zh.")] = None,
+    speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same audio.")] = 0,
+    stream: Annotated[bool, typer.Option(help="Chunk by chunk, or each segment in one piece.")] = True,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Speak: text in, an audio file out, written while it is made."""
+    from vivace.datatypes import SamplingParams
+    from vivace.engine import Engine, SynthesisRequest
+
+    with Engine.open(model, device=device) as engine:
+        chosen: str | Voice | None = voice
+        if prompt_audio is not None:
+            chosen = engine.make_voice(prompt_audio, prompt_text)
+        request = SynthesisRequest(
+            text=_standard_input() if text == ["-"] else " ".join(text),
+            voice=chosen,
+            instruction=instruction,
+            cross_lingual=cross_lingual,
+            language=language,
+            speed=speed,
+            stream=stream,
+            sampling=SamplingParams(seed=seed),
+        )
+        result = _speak_to_file(engine, request, out)
+    _report(result, out, as_json)
+
+
+def _standard_input() -> Iterator[str]:
+    while piece := sys.stdin.readline():
+        yield piece
+
+
+def _speak_to_file(engine: Engine, request: SynthesisRequest, out: Path) -> SynthesisResult:
+    """Runs one request into ``out`` with a progress bar on standard error."""
+    from vivace.audio.formats import open_writer
+    from vivace.engine import collect
+
+    def chunks() -> Iterator[Any]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("speaking"),
+            BarColumn(),
+            TextColumn("{task.fields[audio]:.1f} s of audio"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=None, audio=0.0)
+            with open_writer(out, engine.sample_rate_hz) as writer:
+                for chunk in engine.stream(request):
+                    writer.write(chunk.samples)
+                    seconds = chunk.start_s + len(chunk.samples) / chunk.sample_rate_hz
+                    progress.update(task, audio=seconds)
+                    yield chunk
+
+    return collect(chunks(), engine)
+
+
+def _report(result: SynthesisResult, out: Path, as_json: bool) -> None:
+    times = result.times
+    _print(
+        f"{out}: {result.audio_seconds:.2f} s of audio, TTFB {result.ttfb_ms:.0f} ms, RTF {result.rtf:.3f}, "
+        f"TPS {result.tps:.0f} | text {times.text_ms:.0f} ms, LM {times.lm_ms:.0f} ms, flow {times.flow_ms:.0f} ms, "
+        f"vocoder {times.vocoder_ms:.0f} ms, waiting {times.waiting_ms:.0f} ms"
+    )
+    if as_json:
+        document = asdict(result)
+        del document["samples"]
+        _print_json({"out": str(out), **document})
+
+
+@app.command()
+def transform(
+    source: Annotated[Path, typer.Argument(help="Recording whose words are kept, 1 to 30 s.")],
+    out: Out = Path("speech.wav"),
+    model: Model = "mini",
+    voice: Annotated[str | None, typer.Option(help="Voice to take.")] = None,
+    prompt_audio: Annotated[Path | None, typer.Option(help="Take the voice of this recording instead.")] = None,
+    speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Voice conversion: the words of one recording in the voice of another."""
+    from vivace.audio.formats import open_writer
+    from vivace.engine import Engine, collect
+
+    with Engine.open(model, device=device) as engine:
+        target = engine.make_voice(prompt_audio, "") if prompt_audio is not None else voice
+        with open_writer(out, engine.sample_rate_hz) as writer:
+
+            def chunks() -> Iterator[Any]:
+                for chunk in engine.transform(source, target, speed=speed):
+                    writer.write(chunk.samples)
+                    yield chunk
+
+            result = collect(chunks(), engine)
+    _report(result, out, as_json)
+
+
+@app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(help="Official model folder.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Write a model in Vivace's own format: one safetensors file and one JSON, loaded by memory map."""
+    from vivace.checkpoint import convert_folder
+
+    summary = convert_folder(folder, out, dtype=dtype)
+    _print(f"{out}: written; use it with --model {out}")
+    if as_json:
+        _print_json(summary)
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path | None, typer.Argument(help="Model folder to look at.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine and a model folder can do."""
+    from vivace.doctor import examine
+
+    report = examine(folder)
+    for line in report.lines():
+        _print(line)
+    if as_json:
+        _print_json(report.to_dict())
+    if not report.usable:
+        raise typer.Exit(2)
+
+
+@app.command("random-checkpoint")
+def random_checkpoint(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    size: Annotated[str, typer.Option(help="full (real sizes) or tiny.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Same seed, same weights.")] = 0,
+) -> None:
+    """Make a complete official-layout folder with random weights, for speed measurements."""
+    from vivace.random_checkpoint import write_random_checkpoint
+
+    write_random_checkpoint(out, size=size, seed=seed)
+    _print(f"{out}: {size} CosyVoice 3 with random weights; it makes noise, at the real speed")
+
+
+@voice_app.command("add")
+def voice_add(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
+    prompt_audio: Annotated[Path, typer.Argument(help="Recording of the voice, 1 to 30 s.")],
+    prompt_text: Annotated[str, typer.Option(help="What the recording says.")] = "",
+    consent: Annotated[bool, typer.Option(help="The speaker has agreed to the use of the voice.")] = False,
+    model: Model = "mini",
+) -> None:
+    """Store a voice made from a recording."""
+    from vivace.engine import Engine
+
+    with Engine.open(model) as engine:
+        engine.voices.add(engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent))
+    _print(f"{name}: stored")
+
+
+@voice_app.command("list")
+def voice_list(model: Model = "mini", as_json: AsJson = False) -> None:
+    """List built-in and stored voices."""
+    from vivace.engine import open_voices
+
+    entries = open_voices(model).list()
+    for entry in entries:
+        _print(f"{entry.name:24} {entry.kind:9} {entry.seconds:5.1f} s  {entry.problem or entry.prompt_text}")
+    if as_json:
+        _print_json({"voices": [asdict(entry) for entry in entries]})
+
+
+@voice_app.command("remove")
+def voice_remove(name: str, model: Model = "mini") -> None:
+    """Remove a stored voice."""
+    from vivace.engine import open_voices
+
+    open_voices(model).remove(name)
+    _print(f"{name}: removed")
+
+
+@voice_app.command("export")
+def voice_export(name: str, out: Path, model: Model = "mini") -> None:
+    """Write a voice as a portable pair of files, OUT.safetensors and OUT.json."""
+    from vivace.engine import open_voices
+
+    open_voices(model).export(name, out)
+    _print(f"{name}: exported to {out}")
+
+
+@voice_app.command("import")
+def voice_import(path: Path, name: str | None = None, model: Model = "mini") -> None:
+    """Store a voice that was exported elsewhere."""
+    from vivace.engine import open_voices
+
+    _print(f"{open_voices(model).import_voice(path, name).name}: stored")
+
+
+@bench_app.command("streaming")
+def bench_streaming(
+    model: Model = "mini",
+    seconds: Annotated[int, typer.Option(help="Length of the utterance.")] = 22,
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
+    device: Device = "cpu",
+) -> None:
+    """Cost of the n-th second of audio: flat means that nothing is computed twice."""
+    from vivace.bench.streaming import run
+
+    document = run(model, seconds=seconds, runs=runs, device=device)
+    for row in document["seconds"]:
+        _print(f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms")
+    _print_json(document)
+
+
+def main() -> None:
+    """Entry point: errors of ours become one line and an exit code."""
+    try:
+        app()
+    except ModelFolderError as error:
+        sys.stderr.write(f"vivace: {error.message}\n")
+        sys.exit(2)
+    except VivaceError as error:
+        sys.stderr.write(f"vivace: {error.message} ({error.code})\n")
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a caller asks for, and its checks. No tensors.
+
+Settings are copied in at submit: nothing that a request does can change another, and nothing that the caller
+changes afterwards can change the request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vivace.config import Limits
+from vivace.datatypes import SamplingParams
+from vivace.errors import InvalidRequestError, InvalidTextError
+
+if TYPE_CHECKING:
+    from vivace.voice import Voice
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisRequest:
+    """One utterance to speak.
+
+    Attributes:
+        text: what to say; an iterable of pieces is spoken while it still arrives, pieces may be cut anywhere.
+        voice: name of a stored or built-in voice, a ``Voice``, or None for the model's default.
+        instruction: how to say it, in words the model understands ("Speak in Sichuan dialect."). Never spoken.
+        cross_lingual: the text is in another language than the voice's prompt: the speech LM then sees neither
+            the prompt's text nor its speech, only the flow keeps the voice.
+        language: language code of the text for normalisation ("en", "zh", "de" …); None detects it.
+        speed: 0.25 … 4; above 1 speaks faster. Works while streaming.
+        stream: False renders each segment with full attention in one piece (the reference's offline mode).
+        sampling: seed and nucleus.
+    """
+
+    text: str | Iterable[str]
+    voice: str | Voice | None = None
+    instruction: str | None = None
+    cross_lingual: bool = False
+    language: str | None = None
+    speed: float = 1.0
+    stream: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+def check_request(request: SynthesisRequest, limits: Limits) -> None:
+    """Raises ``InvalidRequestError`` that names the field; the text itself is checked where it is normalised."""
+    if isinstance(request.text, str):
+        if len(request.text) > limits.text_characters:
+            raise InvalidTextError(
+                f"text is longer than {limits.text_characters} characters; split it into several requests",
+                code="input_too_long",
+                param="text",
+            )
+    elif not isinstance(request.text, Iterable) or isinstance(request.text, bytes):
+        raise InvalidTextError("text must be a str or an iterable of str", code="invalid_type", param="text")
+    _check_number("speed", request.speed, limits.speed_min, limits.speed_max)
+    if request.instruction is not None and not isinstance(request.instruction, str):
+        raise InvalidRequestError("instruction must be a str", code="invalid_type", param="instruction")
+    if request.instruction is not None and len(request.instruction) > limits.instruction_characters:
+        raise InvalidRequestError(
+            f"instruction is longer than {limits.instruction_characters} characters; shorten it",
+            code="input_too_long",
+            param="instruction",
+        )
+    check_sampling(request.sampling)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raises ``InvalidRequestError`` for a seed, nucleus or temperature that is out of range."""
+    seed = sampling.seed
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise InvalidRequestError("seed must be an integer from 0 to 2**63 - 1", param="seed")
+    _check_number("temperature", sampling.temperature, 0.0, 10.0)
+    if sampling.top_p is not None:
+        _check_number("top_p", sampling.top_p, 1e-6, 1.0)
+    if sampling.tau_r is not None:
+        _check_number("tau_r", sampling.tau_r, 0.0, 1e6)
+    for name, value, top in (("top_k", sampling.top_k, 100_000), ("win_size", sampling.win_size, 1_000)):
+        low = 1 if name == "top_k" else 0
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= top):
+            raise InvalidRequestError(f"{name} must be an integer from {low} to {top}", param=name)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(f"{name} must be a number", code="invalid_type", param=name)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} must lie between {low:g} and {high:g}", param=name)
