@@ -110,10 +110,10 @@ class CorpusWriter:
                 kept_bytes += len(line)
         items_path.touch()
         audio_path.touch()
-        self._items = open(items_path, "r+b")
+        self._items = open(items_path, "r+b")  # noqa: SIM115
         self._items.truncate(kept_bytes)
         self._items.seek(kept_bytes)
-        self._audio = open(audio_path, "r+b")
+        self._audio = open(audio_path, "r+b")  # noqa: SIM115
         self._audio.truncate(self.num_samples * 2)
         self._audio.seek(self.num_samples * 2)
 

@@ -6,14 +6,12 @@ import argparse
 import io
 import json
 import lzma
-import sys
+import multiprocessing
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from recipes.mini.corpus import CorpusWriter, Item
 from recipes.mini.speech import SAMPLE_RATE, prepare
@@ -21,9 +19,9 @@ from recipes.mini.speech import SAMPLE_RATE, prepare
 
 def read_items(path: Path, language: str | None = None, limit: int | None = None) -> list[Item]:
     """Read an item list (JSON lines, plain or .xz), optionally one language and the first few."""
-    opened = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8")
-    with opened as lines:
-        items = [json.loads(line) for line in lines if line.strip()]
+    data = path.read_bytes()
+    lines = (lzma.decompress(data) if path.suffix == ".xz" else data).decode().splitlines()
+    items = [json.loads(line) for line in lines if line.strip()]
     if language:
         items = [item for item in items if item["lang"] == language]
     return items[:limit]
@@ -57,10 +55,129 @@ def unpack(args: argparse.Namespace) -> None:
         print(f"{len(writer.done)} utterances, {writer.num_samples / SAMPLE_RATE / 3600:.3f} h in {args.out}")
 
 
+def phonemes_command(args: argparse.Namespace) -> None:
+    """Write the items with their phonemes, ready for ``speak`` on a machine without espeak-ng."""
+    from recipes.mini.phonemes import is_british, phonemes, tokens
+
+    items = read_items(args.items, args.language, args.limit)
+    longest = 0
+    with lzma.open(args.out, "wt", encoding="utf-8") as out:
+        for item in items:
+            mix = item.get("mix")
+            accent = max(mix, key=lambda name: mix[name]) if mix else item["voice"]
+            item["phonemes"] = phonemes(item["text"], is_british(accent))
+            longest = max(longest, len(tokens(item["phonemes"])))
+            out.write(json.dumps(item, ensure_ascii=False) + "\n")
+    print(f"{len(items)} items in {args.out}, at most {longest} phonemes each")
+
+
+def pack_command(args: argparse.Namespace) -> None:
+    """Write the teacher's weights and the voices that the items need into the folders to carry."""
+    from recipes.mini.phonemes import tokens
+    from recipes.mini.teacher import pack
+
+    items = read_items(args.items)
+    voices = {name for item in items for name in (item.get("mix") or {item["voice"]: 1.0})}
+    rows = 1 + max(len(tokens(item["phonemes"])) for item in items)
+    pack(args.onnx, args.voices, voices, rows, args.out)
+
+
+def _work(jobs: Any, results: Any, folder: Path, device: str, threads: int, options: dict[str, Any]) -> None:
+    """One worker: speak the chunks of the queue until there are none; an error is told as a text."""
+    try:
+        import torch
+
+        from recipes.mini.teacher import Teacher
+
+        torch.set_num_threads(threads)
+        teacher = Teacher(folder, device)
+        while (job := jobs.get()) is not None:
+            number, items = job
+            for item, samples in teacher.speak(items, seed=options["seed"] + number, noise=options["noise"]):
+                results.put((item, samples))
+        results.put(None)
+    except Exception as error:
+        results.put(f"{type(error).__name__}: {error}")
+        raise
+
+
+def speak(args: argparse.Namespace) -> None:
+    """Synthesise the items into a corpus folder with several worker processes; can be continued."""
+    from recipes.mini.teacher import assemble
+
+    started = time.perf_counter()
+    assemble(args.teacher)
+    context = multiprocessing.get_context("spawn")
+    with CorpusWriter(args.out) as writer:
+        items = [item for item in read_items(args.items, None, args.limit) if item["id"] not in writer.done]
+        jobs, results = context.Queue(), context.Queue(maxsize=4096)
+        for number, start in enumerate(range(0, len(items), args.chunk)):
+            jobs.put((number, items[start : start + args.chunk]))
+        for _ in range(args.workers):
+            jobs.put(None)
+        options = {"seed": args.seed, "noise": not args.no_noise}
+        work = (jobs, results, args.teacher, args.device, args.threads, options)
+        workers = [context.Process(target=_work, args=work, daemon=True) for _ in range(args.workers)]
+        for worker in workers:
+            worker.start()
+        busy, count, told = len(workers), 0, started
+        before = writer.num_samples
+        while busy:
+            result = results.get(timeout=600)
+            if result is None:
+                busy -= 1
+            elif isinstance(result, str):
+                raise RuntimeError(f"a worker failed: {result}")
+            else:
+                item, samples = result
+                writer.add({"mix": None} | item, samples)
+                count += 1
+            now = time.perf_counter()
+            if now - told > 5 or not busy:
+                told = now
+                writer.flush()
+                seconds = (writer.num_samples - before) / SAMPLE_RATE
+                print(
+                    f"{count}/{len(items)} items, {seconds / 3600:.3f} h of speech in {now - started:.1f} s "
+                    f"({seconds / (now - started):.0f} x real time)",
+                    flush=True,
+                )
+        for worker in workers:
+            worker.join()
+
+
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.mini.generate", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser("phonemes", help="add phonemes to an item list (needs espeak-ng)")
+    command.add_argument("items", type=Path, help="item list, JSON lines, plain or .xz")
+    command.add_argument("--out", type=Path, required=True, help="file to write (.jsonl.xz)")
+    command.add_argument("--language", default="en", help="language to take (default: en)")
+    command.add_argument("--limit", type=int, help="take only the first so many items")
+    command.set_defaults(run=phonemes_command)
+
+    command = commands.add_parser("pack", help="convert the teacher's ONNX weights and voices (needs onnx)")
+    command.add_argument("items", type=Path, help="item list with phonemes: which voices are needed")
+    command.add_argument("--onnx", type=Path, required=True, help="kokoro-v1.0.int8.onnx")
+    command.add_argument("--voices", type=Path, required=True, help="folder with the voices' *.bin")
+    command.add_argument("--out", type=Path, nargs="+", required=True, help="folders, one part each")
+    command.set_defaults(run=pack_command)
+
+    command = commands.add_parser("speak", help="synthesise an item list into a corpus folder")
+    command.add_argument("items", type=Path, help="item list with phonemes")
+    command.add_argument("--teacher", type=Path, required=True, help="folder with all that pack wrote")
+    command.add_argument("--out", type=Path, required=True, help="corpus folder to write")
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    command.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    command.add_argument("--threads", type=int, default=1, help="CPU threads a process (default: 1)")
+    command.add_argument("--chunk", type=int, default=1600, help="items a process takes at a time")
+    command.add_argument("--seed", type=int, default=0, help="seed of the excitation's noise")
+    command.add_argument("--no-noise", action="store_true", help="no noise in the excitation")
+    command.add_argument("--limit", type=int, help="take only the first so many items")
+    command.set_defaults(run=speak)
+
     command = commands.add_parser("unpack", help="turn ready Opus shards into a corpus folder")
     command.add_argument("shards", type=Path, help="folder with *.tar and items.jsonl.xz")
     command.add_argument("--out", type=Path, required=True, help="corpus folder to write")
