@@ -14,8 +14,8 @@ TEXT_VOCAB_SIZE = 544
 MIX_RATIO = (10, 10)
 """Text tokens and speech tokens of a group where text is streamed in.
 
-The text has to lead: a group's speech must not need phonemes that only the next group brings. See ``train_lm``
-for the measured rates behind the numbers.
+The text has to lead: a group's speech must not need phonemes that only the next group brings. ``train_lm``
+tells the measured rates behind the numbers.
 """
 
 
@@ -54,4 +54,5 @@ def mini_config(speech_token_size: int, *, name: str = "vivace-mini") -> ModelCo
         flow=mini_flow_config(speech_token_size),
         vocoder=mini_vocoder_config(),
         pronunciation="en-arpabet",
+        token_text_ratio=(0.6, 8.0),
     )

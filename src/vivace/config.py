@@ -120,6 +120,9 @@ class VocoderConfig:
     audio_limit: float = 0.99
     conv_pre_lookahead_frames: int = 4
     f0_cond_channels: int = 512
+    source_phase: str = "frame"
+    """How the harmonic source's phase moves: "frame" = one value per frame (the official CosyVoice 3), or
+    "sample" = it runs on at every sample (the embedded model)."""
 
     @property
     def hop_samples(self) -> int:
@@ -144,6 +147,9 @@ class ModelConfig:
     chunk_tokens: int = 25
     pronunciation: str | None = None
     """Name of a pronouncing front end that turns words into phoneme tags, or None (the official models)."""
+    token_text_ratio: tuple[float, float] = (2.0, 20.0)
+    """Fewest and most speech tokens per text token of a segment; the reference's bounds."""
+    default_voice: str | None = None
 
     @property
     def samples_per_token(self) -> int:
@@ -166,8 +172,6 @@ class Limits:
     prompt_rate_hz_max: int = 192_000
     decode_seconds: float = 2.0
     normalize_seconds: float = 1.0
-    max_token_text_ratio: float = 20.0
-    min_token_text_ratio: float = 2.0
     stream_frames: int = 15_000
     """Longest utterance of one segment with its prompt, in mel frames: the model's fixed noise ends there."""
 
@@ -182,3 +186,11 @@ def cpu_threads() -> int | None:
     """Threads for tensor work on the CPU from ``$VIVACE_THREADS``; None leaves the library's choice."""
     given = os.environ.get("VIVACE_THREADS")
     return int(given) if given and given.isdigit() and int(given) > 0 else None
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of the process that decodes untrusted files: what finding shared libraries takes, no secrets,
+    one thread."""
+    names = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
+    passed_on = {name: os.environ[name] for name in names if name in os.environ}
+    return passed_on | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}

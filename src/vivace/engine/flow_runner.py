@@ -1,0 +1,69 @@
+"""Runs the flow: streams per segment, the voice's prompt computed once per voice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vivace.errors import SynthesisError
+
+if TYPE_CHECKING:
+    from vivace.models.flow import FlowModel, FlowStream
+    from vivace.voice import Voice
+
+
+class FlowRunner:
+    """Opens flow streams and keeps the prompt part of recently used voices.
+
+    Args:
+        kept_voices: voices whose prompt state stays in memory; the least recently used one goes first.
+    """
+
+    def __init__(self, flow: FlowModel, *, kept_voices: int = 16) -> None:
+        self._flow = flow
+        self._kept_voices = kept_voices
+        self._prompts: OrderedDict[Voice, FlowStream] = OrderedDict()
+
+    def open(self, voice: Voice) -> FlowStream:
+        """A stream behind the voice's prompt; the prompt's finished chunks are computed at first use only."""
+        prompt = self._prompts.get(voice)
+        if prompt is None:
+            device = self._flow.input_embedding.weight.device
+            prompt = self._flow.new_stream(
+                torch.from_numpy(voice.embedding).to(device), torch.from_numpy(voice.mel).to(device)
+            )
+            self._flow.step(prompt, voice.speech_tokens.tolist(), is_last=False)
+            self._prompts[voice] = prompt
+            if len(self._prompts) > self._kept_voices:
+                self._prompts.popitem(last=False)
+        self._prompts.move_to_end(voice)
+        return prompt.fork()
+
+    def step(self, stream: FlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
+        """Frames that the new tokens complete, ``[80, n]``.
+
+        Raises:
+            SynthesisError: the mel of this request holds non-finite values.
+        """
+        return _finite(self._flow.step(stream, tokens, is_last))
+
+    def generate(self, voice: Voice, tokens: list[int]) -> Tensor:
+        """A whole segment with full attention (offline mode), ``[80, frames]``."""
+        device = self._flow.input_embedding.weight.device
+        whole = torch.tensor([*voice.speech_tokens.tolist(), *tokens], device=device)
+        mel = self._flow.generate(
+            whole,
+            torch.from_numpy(voice.mel).to(device),
+            torch.from_numpy(voice.embedding).to(device),
+            streaming=False,
+        )
+        return _finite(mel)
+
+
+def _finite(mel: Tensor) -> Tensor:
+    if not bool(torch.isfinite(mel).all()):
+        raise SynthesisError("the flow gave values that are not finite; use float32 or bfloat16 weights")
+    return mel

@@ -1,0 +1,89 @@
+"""The engine's record of one running request: everything mutable about it, in one place."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vivace.datatypes import AudioChunk, FinishReason, SamplingParams, StageTimes
+from vivace.engine.scheduler import Ticket
+from vivace.errors import VivaceError
+
+if TYPE_CHECKING:
+    from vivace.engine.lm_runner import LMSession
+    from vivace.engine.text_feed import SegmentInput, TextFeed
+    from vivace.engine.vocoder_runner import VocoderSession
+    from vivace.models.flow import FlowStream
+    from vivace.voice import Voice
+
+
+@dataclass(slots=True)
+class Segment:
+    """The segment that is being spoken.
+
+    Attributes:
+        lm: decodes its speech tokens; None when the tokens are given (voice conversion).
+        flow: its stream behind the voice's prompt; None in offline mode.
+        tokens: decoded and not yet rendered.
+        known_tokens: prompt and decoded tokens so far; done_tokens: those whose chunks are finished.
+        is_complete: no more tokens will come.
+    """
+
+    lm: LMSession | None
+    flow: FlowStream | None
+    known_tokens: int
+    done_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """One request from submit to its end.
+
+    Attributes:
+        feed: segments of text still to come; None for voice conversion.
+        pieces: where streamed text comes from when the caller gave an iterable.
+        chunks: made and not yet taken.
+        finish_reason: None while it runs. error: why it failed, raised to the consumer.
+    """
+
+    request_id: int
+    ticket: Ticket
+    voice: Voice
+    sampling: SamplingParams
+    stream: bool
+    vocoder: VocoderSession
+    feed: TextFeed | None
+    pieces: Iterator[str] | None = None
+    segment: Segment | None = None
+    segment_input: SegmentInput | None = None
+    attempt: int = 0
+    num_segments: int = 0
+    num_text_tokens: int = 0
+    num_speech_tokens: int = 0
+    num_samples: int = 0
+    num_chunks: int = 0
+    chunks: deque[AudioChunk] = field(default_factory=deque)
+    spoken_text: list[str] = field(default_factory=list)
+    times: StageTimes = field(default_factory=StageTimes)
+    started: float = field(default_factory=time.perf_counter)
+    finish_reason: FinishReason | None = None
+    error: VivaceError | None = None
+    was_cut: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_reason is not None
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1e3
+
+    def account_waiting(self) -> None:
+        """Time that went into no stage: other requests' turns, and the consumer."""
+        times = self.times
+        busy = times.text_ms + times.prompt_ms + times.lm_ms + times.flow_ms + times.vocoder_ms
+        times.waiting_ms = max(0.0, self.elapsed_ms() - busy)

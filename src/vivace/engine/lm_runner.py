@@ -1,0 +1,142 @@
+"""Runs the speech LM for one segment at a time: feeds what the sequence asks for, samples, hands tokens back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vivace.datatypes import FinishReason, SamplingParams
+from vivace.engine.interleave import Action, Done, Feed, Interleaver, Piece, WaitForText
+from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
+from vivace.errors import SynthesisError
+from vivace.models.speech_lm import SpeechLM
+
+SEGMENT_STRIDE = 1 << 40
+"""Distance of the sampling positions of two segments of one request, so that no draw is used twice."""
+
+
+class PlainSequence:
+    """All text is known: start, text, task, prompt speech; then speech until the end of sequence.
+
+    Args:
+        prefix: text tokens up to the end of the prompt's text; ``text``: what is to be spoken.
+    """
+
+    def __init__(
+        self, lm: SpeechLM, prefix: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
+    ) -> None:
+        config = lm.config
+        self._speech_token_size = config.speech_token_size
+        pieces = [Piece("speech", (config.sos_id,))]
+        if prefix or text:
+            pieces.append(Piece("text", (*prefix, *text)))
+        pieces.append(Piece("speech", (config.task_id, *prompt_speech)))
+        self._pending = tuple(pieces)
+        self._done = False
+        self.history: list[int] = []
+        self.num_text_tokens = len(text)
+
+    def next_action(self) -> Action:
+        return Done() if self._done else Feed(self._pending, final=True)
+
+    def accept(self, token: int) -> int | None:
+        self.history.append(token)
+        if token >= self._speech_token_size:
+            self._done = True
+            return None
+        self._pending = (Piece("speech", (token,)),)
+        return token
+
+
+class LMSession:
+    """The decoding of one segment.
+
+    Attributes:
+        finish_reason: None while it runs; "stop" at the end of sequence, "length" at the longest allowed.
+        waits_for_text: streamed text is used up.
+        num_speech_tokens: speech tokens made so far.
+    """
+
+    def __init__(
+        self,
+        lm: SpeechLM,
+        sequence: PlainSequence | Interleaver,
+        sampling: SamplingParams,
+        *,
+        segment: int,
+        token_text_ratio: tuple[float, float],
+        max_tokens: int,
+        attempt: int = 0,
+    ) -> None:
+        self._lm = lm
+        self._sequence = sequence
+        self._plain = isinstance(sequence, PlainSequence)
+        self._ratio = token_text_ratio
+        self._max_tokens = max_tokens
+        self._device = lm.llm_decoder.weight.device
+        self._rows = SamplingRows.from_params([sampling], lm.config.sampling, self._device)
+        self._window = max(1, int(self._rows.win_size[0]))
+        self._allowed = allowed_tokens(lm.config, self._device)
+        self._offset = (segment * 4 + attempt) * SEGMENT_STRIDE
+        self._cache = lm.new_cache(1, capacity=512)
+        self.finish_reason: FinishReason | None = None
+        self.waits_for_text = False
+        self.num_speech_tokens = 0
+
+    def decode(self, count: int) -> list[int]:
+        """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
+
+        Raises:
+            SynthesisError: the logits of this request hold NaN, or nothing could be drawn.
+        """
+        made: list[int] = []
+        while len(made) < count and self.finish_reason is None:
+            action = self._sequence.next_action()
+            if isinstance(action, WaitForText):
+                self.waits_for_text = True
+                return made
+            self.waits_for_text = False
+            if isinstance(action, Done):
+                self.finish_reason = "stop"
+                break
+            token = self._sequence.accept(self._sample(action))
+            if token is not None:
+                made.append(token)
+                self.num_speech_tokens += 1
+                self._check_length()
+        return made
+
+    def _check_length(self) -> None:
+        """End runaway speech: at the text's share for plain sequences, at the segment's bound for all."""
+        limit = self._max_tokens
+        if self._plain:
+            limit = min(limit, max(25, int(self._ratio[1] * self._sequence.num_text_tokens)))
+        if self.num_speech_tokens >= limit:
+            self.finish_reason = "length"
+
+    def _kind(self, action: Feed) -> TokenKind:
+        shortest = int(self._ratio[0] * self._sequence.num_text_tokens)
+        if self._plain:
+            return TokenKind.SPEECH if self.num_speech_tokens < shortest else TokenKind.ANY
+        return TokenKind.SPEECH_OR_EOS if action.final else TokenKind.SPEECH_OR_FILL
+
+    def _sample(self, action: Feed) -> int:
+        hidden = self._lm(self._embed(action.pieces), self._cache)
+        logits = self._lm.logits(hidden[:, -1]).float()
+        history = self._sequence.history
+        last = history[-self._window :]
+        recent = torch.tensor([[-1] * (self._window - len(last)) + last], device=self._device)
+        position = torch.tensor([self._offset + len(history)], device=self._device)
+        token, ok = sample(logits, self._rows, position, recent, self._allowed[self._kind(action)][None])
+        if not bool(ok):
+            raise SynthesisError("the speech LM gave values that are not finite; the weights may be damaged")
+        return int(token)
+
+    def _embed(self, pieces: Sequence[Piece]) -> Tensor:
+        parts = []
+        for piece in pieces:
+            ids = torch.tensor([piece.ids], device=self._device)
+            parts.append(self._lm.embed_text(ids) if piece.kind == "text" else self._lm.embed_speech(ids))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -1,0 +1,39 @@
+"""Runs speed change and vocoder: mel frames in, float32 samples out, state per request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vivace.errors import SynthesisError
+from vivace.layers.stretch import MelStretch
+
+if TYPE_CHECKING:
+    from vivace.datatypes import Samples
+    from vivace.models.hift import CausalHiFT
+
+
+class VocoderSession:
+    """The audio side of one request: it runs on through all segments, so that joints have no click."""
+
+    def __init__(self, vocoder: CausalHiFT, speed: float) -> None:
+        self._vocoder = vocoder
+        self._stream = vocoder.new_stream()
+        self._stretch = MelStretch(speed)
+
+    def step(self, mel: Tensor, *, is_last: bool) -> Samples:
+        """Samples that the new frames complete.
+
+        Args:
+            mel: ``[80, n]``, n may be 0.
+
+        Raises:
+            SynthesisError: the samples of this request hold non-finite values.
+        """
+        samples = self._vocoder.step(self._stream, self._stretch.step(mel, is_last), is_last)
+        if not bool(torch.isfinite(samples).all()):
+            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
+        result: Samples = samples.float().cpu().numpy()
+        return result
