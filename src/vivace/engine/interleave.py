@@ -1,9 +1,9 @@
 """Text streamed in: how text and speech tokens alternate in the speech LM's sequence. Plain Python.
 
 The model was trained on ``start, instruction, [text group, speech group] …, last text, task, last speech,
-end`` with groups of ``mix_ratio`` tokens (CosyVoice 3: 5 text, 15 speech). After each speech group it predicts a
-*fill* token, which is never fed back: the next text group stands in its place. The last part holds what is left
-of the text (fewer tokens than a group, perhaps none), the task token, and speech until the end of sequence.
+end`` with groups of ``mix_ratio`` tokens (CosyVoice 3: 5 text, 15 speech). After each speech group it
+predicts a *fill* token, which is never fed back: the next text group stands in its place. The last part holds
+what is left of the text (fewer tokens than a group, perhaps none), the task token, and speech until the end.
 
 The order of tokens depends on the text alone and not on when its pieces arrive: a full group is always taken
 as a group, also when the end of the text is known already.

@@ -1,8 +1,8 @@
 """Drawing speech tokens: nucleus sampling with repetition-aware resampling, vectorised over rows.
 
 The rule is the reference's ``ras_sampling`` (VALL-E 2): draw from the nucleus; if the token drawn already
-fills at least ``win_size * tau_r`` of the last ``win_size`` tokens, mask it and draw once more, now from *all*
-remaining tokens (no nucleus). Everything happens on the logits' device without a read-back.
+fills at least ``win_size * tau_r`` of the last ``win_size`` tokens, mask it and draw once more, now from all
+the remaining tokens (no nucleus). Everything happens on the logits' device without a read-back.
 
 Randomness is counter-based: a uniform is a pure function of (seed, position, draw). It does not depend on the
 device, on the batch or on what was drawn before, so the same request gives the same tokens in any company.
@@ -124,7 +124,7 @@ class SamplingRows:
             top_p=row([pick(p.top_p, defaults.top_p) for p in params], torch.float32),
             top_k=row([pick(p.top_k, defaults.top_k) for p in params], torch.int64),
             win_size=row([pick(p.win_size, defaults.win_size) for p in params], torch.int64),
-            # float64 as in the reference's Python: float32's 10 * 0.1 is above 1 and would ask for two repeats.
+            # float64 as in the reference's Python: float32's 10 * 0.1 is above 1 and asks for two repeats.
             tau_r=row([pick(p.tau_r, defaults.tau_r) for p in params], torch.float64),
             temperature=row([p.temperature for p in params], torch.float32),
         )
