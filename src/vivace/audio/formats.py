@@ -1,0 +1,194 @@
+"""Writing audio while it is made: WAV that is valid at any moment, and FLAC, MP3, OGG block by block."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import numpy as np
+import soundfile
+
+from vivace.errors import InvalidRequestError, SynthesisError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from numpy.typing import NDArray
+
+    Float32 = NDArray[np.float32]
+
+WAV_HEADER_BYTES = 44
+UNKNOWN_SIZE = 0xFFFFFFFF
+"""What a WAV header says while its size cannot be known; players read to the end of the stream."""
+BLOCK_SECONDS = 0.25
+"""libsndfile crashes when it encodes a whole minute of Vorbis in one call; short blocks are safe."""
+
+_ENCODED = {
+    ".flac": ("FLAC", "PCM_16"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".opus": ("OGG", "OPUS"),
+}
+
+
+def pcm16(samples: Float32) -> bytes:
+    """float32 in -1 … 1 to little-endian 16-bit PCM, rounded; louder samples are clipped, never wrapped.
+
+    Raises:
+        SynthesisError: a sample is NaN or infinite. It must not reach a listener as a click.
+    """
+    if not np.isfinite(samples).all():
+        raise SynthesisError("The audio holds NaN or infinite samples.")
+    pcm: NDArray[np.int16] = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
+    return pcm.tobytes()
+
+
+def wav_header(rate_hz: int, data_bytes: int) -> bytes:
+    """The 44 bytes before mono 16-bit samples; ``UNKNOWN_SIZE`` for a size not known or above 4 GiB."""
+    known = data_bytes <= UNKNOWN_SIZE - WAV_HEADER_BYTES
+    riff_size = data_bytes + WAV_HEADER_BYTES - 8 if known else UNKNOWN_SIZE
+    form = struct.pack("<HHIIHH", 1, 1, rate_hz, 2 * rate_hz, 2, 16)
+    data_size = struct.pack("<I", data_bytes if known else UNKNOWN_SIZE)
+    return b"RIFF" + struct.pack("<I", riff_size) + b"WAVEfmt \x10\0\0\0" + form + b"data" + data_size
+
+
+class AudioWriter(ABC):
+    """Appends samples to a file. As a context manager: an exception inside the block aborts."""
+
+    @abstractmethod
+    def write(self, samples: Float32) -> None:
+        """Append samples ``[n]`` in -1 … 1."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the file. A second call does nothing."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End without success: a file opened by path is removed, so that it cannot pass for complete."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class WavWriter(AudioWriter):
+    """Mono 16-bit WAV with one header, readable at every moment while it grows.
+
+    Samples are written before the sizes in the header, which are then put right in place, so a reader never
+    finds fewer samples than the header promises. A target that cannot seek (a pipe) gets no size.
+
+    Args:
+        target: a path (created or replaced), or a binary file object, which stays open after ``close``.
+    """
+
+    def __init__(self, target: Path | str | BinaryIO, rate_hz: int) -> None:
+        self._path = Path(target) if isinstance(target, str | Path) else None
+        # Unbuffered: what has been written is in the file at once.
+        self._file: BinaryIO | None = (
+            cast("BinaryIO", open(target, "wb", buffering=0))  # noqa: SIM115 (closed by close or abort)
+            if isinstance(target, str | Path)
+            else target
+        )
+        self._rate_hz = rate_hz
+        self._data_bytes = 0
+        self._start = self._file.tell() if self._file.seekable() else None
+        _write_all(self._file, wav_header(rate_hz, UNKNOWN_SIZE if self._start is None else 0))
+        self._file.flush()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples written so far."""
+        return self._data_bytes // 2
+
+    def write(self, samples: Float32) -> None:
+        if self._file is None:
+            raise ValueError("write to a closed WavWriter")
+        pcm = pcm16(samples)
+        _write_all(self._file, pcm)
+        self._data_bytes += len(pcm)
+        if self._start is not None:
+            self._file.flush()
+            self._file.seek(self._start)
+            _write_all(self._file, wav_header(self._rate_hz, self._data_bytes))
+            self._file.seek(self._start + WAV_HEADER_BYTES + self._data_bytes)
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+        self._file = None
+
+    def abort(self) -> None:
+        self.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class EncodedWriter(AudioWriter):
+    """Mono FLAC, MP3, Vorbis (``.ogg``) or Opus (``.opus``), encoded in short blocks while samples arrive.
+
+    Args:
+        path: created or replaced; its suffix decides the format.
+    """
+
+    def __init__(self, path: Path, rate_hz: int) -> None:
+        container, encoding = _ENCODED[path.suffix.lower()]
+        self._path = path
+        self._block_samples = max(1, int(BLOCK_SECONDS * rate_hz))
+        self._file: soundfile.SoundFile | None = soundfile.SoundFile(
+            path, "w", samplerate=rate_hz, channels=1, format=container, subtype=encoding
+        )
+
+    def write(self, samples: Float32) -> None:
+        if self._file is None:
+            raise ValueError("write to a closed EncodedWriter")
+        if not np.isfinite(samples).all():
+            raise SynthesisError("The audio holds NaN or infinite samples.")
+        for start in range(0, len(samples), self._block_samples):
+            self._file.write(np.clip(samples[start : start + self._block_samples], -1.0, 1.0))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def abort(self) -> None:
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+
+def open_writer(path: Path | str, rate_hz: int) -> AudioWriter:
+    """The writer that the path's suffix asks for: .wav, .flac, .mp3, .ogg or .opus.
+
+    Raises:
+        InvalidRequestError: ``unsupported_value`` for any other suffix.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".wav":
+        return WavWriter(path, rate_hz)
+    if path.suffix.lower() in _ENCODED:
+        return EncodedWriter(path, rate_hz)
+    raise InvalidRequestError(
+        f"The output file must end in .wav, {', '.join(_ENCODED)}.", code="unsupported_value", param="out"
+    )
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """Write every byte: an unbuffered file may take fewer at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

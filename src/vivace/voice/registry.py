@@ -1,0 +1,247 @@
+"""Voices by name: those that a model brings, and those stored in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from vivace.errors import InvalidVoiceError, VivaceError, VoiceExistsError, VoiceNotFoundError
+from vivace.voice.file import (
+    SUFFIX,
+    TEMPORARY_SUFFIX,
+    create_voice_file,
+    from_bytes,
+    identity,
+    load_voice,
+    read_regular_file,
+    save_voice,
+    sync_folder,
+)
+from vivace.voice.value import Voice, check_voice_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_CACHED = 64
+STALE_SECONDS = 3600.0
+"""Age at which another process's temporary file must be what a crash left behind."""
+
+_TEMPORARY_NAME = re.compile(rf"\..*{re.escape(SUFFIX)}\.[0-9a-f]+{re.escape(TEMPORARY_SUFFIX)}")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceEntry:
+    """One line of ``VoiceRegistry.list``.
+
+    Attributes:
+        kind: ``broken`` voices keep their name until they are removed; ``problem`` says what is wrong.
+        seconds: length of the prompt.
+    """
+
+    name: str
+    kind: Literal["built-in", "stored", "broken"]
+    seconds: float = 0.0
+    prompt_text: str = ""
+    created: str = ""
+    consent: bool = False
+    problem: str | None = None
+
+
+class VoiceRegistry:
+    """Built-in voices and a folder of voice files. Safe for several threads and several processes.
+
+    The folder itself is the truth: there is no index that a crash could leave wrong. A ``Voice`` once handed
+    out is a value and keeps working after its file is removed. Links, directories, pipes and files of other
+    owners are never read.
+
+    Args:
+        folder: where stored voices live; created with the first voice, readable by its owner only.
+        builtin: names that can be neither replaced nor removed.
+        max_voices: how many may be stored.
+    """
+
+    def __init__(
+        self, folder: Path, builtin: Mapping[str, Voice] | None = None, *, max_voices: int = 10_000
+    ) -> None:
+        self._folder = folder
+        self._builtin = {check_voice_name(name): voice for name, voice in (builtin or {}).items()}
+        self._max_voices = max_voices
+        self._cache: dict[str, tuple[tuple[int, ...], Voice]] = {}
+        self._lock = threading.Lock()
+        self._remove_stale_files()
+        self._stored_names(warn=True)
+
+    def get(self, name: str) -> Voice:
+        """The voice of that name; the same object as long as its file does not change.
+
+        Raises:
+            VoiceNotFoundError: there is none; the same error for any name, however it is spelled.
+            InvalidVoiceError: ``invalid_voice``: its file is damaged.
+        """
+        try:
+            name = check_voice_name(name)
+        except InvalidVoiceError:
+            raise _not_found() from None
+        builtin = self._builtin.get(name)
+        if builtin is not None:
+            return builtin
+        path = self._path(name)
+        if not self._is_ours(path):
+            raise _not_found()
+        with self._lock:
+            try:
+                cached = self._cache.pop(name, None)
+                if cached is None or cached[0] != identity(os.lstat(path)):
+                    data, state = read_regular_file(path)
+                    cached = (state, from_bytes(data, name))
+            except OSError:
+                raise _not_found() from None
+            self._cache[name] = cached  # last in the order: used most recently
+            if len(self._cache) > MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+            return cached[1]
+
+    def add(self, voice: Voice) -> None:
+        """Store a voice. It is on disk when this returns.
+
+        Raises:
+            VoiceExistsError: the name is taken, by a built-in voice or in the folder.
+            VivaceError: ``storage_full``.
+        """
+        if voice.name in self._builtin:
+            raise VoiceExistsError("This is the name of a built-in voice. Take another name.")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise VivaceError("The folder for voices cannot be created.", code="storage_full") from error
+        if len(self._stored_names()) >= self._max_voices:
+            raise VivaceError(
+                f"There are {self._max_voices} stored voices. Remove some first.", code="storage_full"
+            )
+        create_voice_file(voice, self._path(voice.name))
+
+    def remove(self, name: str) -> None:
+        """Delete a stored voice, also a broken one. Requests that use it go on.
+
+        Raises:
+            VoiceNotFoundError: there is none. InvalidVoiceError: ``builtin_voice``: it came with the model.
+        """
+        try:
+            name = check_voice_name(name)
+        except InvalidVoiceError:
+            raise _not_found() from None
+        if name in self._builtin:
+            raise InvalidVoiceError("A built-in voice cannot be removed.", code="builtin_voice", param="name")
+        path = self._path(name)
+        if not self._is_ours(path):
+            raise _not_found()
+        with self._lock:
+            self._cache.pop(name, None)
+            try:
+                path.unlink()
+            except OSError:
+                raise _not_found() from None
+        sync_folder(self._folder)
+
+    def list(self) -> list[VoiceEntry]:
+        """All voices, built-in ones first, each kind by name."""
+        entries = [_entry(voice, name, "built-in") for name, voice in sorted(self._builtin.items())]
+        for name in sorted(self._stored_names()):
+            try:
+                entries.append(_entry(self.get(name), name, "stored"))
+            except VoiceNotFoundError:
+                continue  # removed meanwhile
+            except VivaceError as error:
+                entries.append(VoiceEntry(name, "broken", problem=error.message))
+        return entries
+
+    def export(self, name: str, path: Path) -> Path:
+        """Write a voice to a file of its own, ``.safetensors`` added if missing; returns where it is."""
+        voice = self.get(name)
+        if path.is_dir():
+            path = path / voice.name
+        if path.suffix != SUFFIX:
+            path = path.with_name(path.name + SUFFIX)
+        save_voice(voice, path)
+        return path
+
+    def import_voice(self, path: Path, name: str | None = None) -> Voice:
+        """Store a voice that was exported elsewhere, under its own name or ``name``.
+
+        Raises:
+            InvalidVoiceError: the file is damaged or no voice. VoiceExistsError: the name is taken.
+        """
+        voice = load_voice(path)
+        if name is not None:
+            voice = replace(voice, name=name)
+        self.add(voice)
+        return voice
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{SUFFIX}"
+
+    def _stored_names(self, *, warn: bool = False) -> set[str]:
+        names: set[str] = set()
+        try:
+            found = [Path(entry) for entry in os.scandir(self._folder)]
+        except OSError:
+            return names
+        for path in found:
+            if path.suffix != SUFFIX or path.name.startswith("."):
+                continue
+            if self._is_valid_name(path.stem) and self._is_ours(path):
+                names.add(path.stem)
+            elif warn:
+                _log.warning("skipped in the folder of voices: %s", ascii(path.name)[:100])
+        return names
+
+    def _is_valid_name(self, stem: str) -> bool:
+        try:
+            return check_voice_name(stem) == stem and stem not in self._builtin
+        except InvalidVoiceError:
+            return False
+
+    def _is_ours(self, path: Path) -> bool:
+        """A regular file, not a link, owned by us or by the owner of the folder."""
+        try:
+            status = os.lstat(path)
+            owners = (
+                {os.lstat(self._folder).st_uid, os.geteuid()} if hasattr(os, "geteuid") else {status.st_uid}
+            )
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_uid in owners
+
+    def _remove_stale_files(self) -> None:
+        """Temporary files of writers that did not live to remove them."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                if _TEMPORARY_NAME.fullmatch(entry.name) is None or not self._is_ours(Path(entry)):
+                    continue
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_SECONDS:
+                    os.unlink(entry)
+
+
+def _entry(voice: Voice, name: str, kind: Literal["built-in", "stored"]) -> VoiceEntry:
+    seconds, created = voice.meta.get("seconds"), voice.meta.get("created")
+    return VoiceEntry(
+        name,
+        kind,
+        seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+        prompt_text=voice.prompt_text,
+        created=created if isinstance(created, str) else "",
+        consent=voice.meta.get("consent") is True,
+    )
+
+
+def _not_found() -> VoiceNotFoundError:
+    return VoiceNotFoundError("There is no voice of this name; `vivace voice list` shows all.", param="voice")
