@@ -58,7 +58,7 @@ class Albert(nn.Module):
         """Token numbers ``[batch, length]`` to ``[batch, length, 768]``."""
         batch, length = tokens.shape
         places = torch.arange(length, device=tokens.device)
-        x = self.words(tokens) + self.positions(places) + self.types(torch.zeros_like(places))
+        x: Tensor = self.words(tokens) + self.positions(places) + self.types(torch.zeros_like(places))
         x = self.widen(self.embedding_norm(x))
         for _ in range(12):
             query, key, value = (
@@ -91,7 +91,8 @@ class TextEncoder(nn.Module):
         x = self.embedding(tokens)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = F.leaky_relu(norm(convolution(x.transpose(1, 2)).transpose(1, 2)), 0.2)
-        return self.lstm(x)[0]
+        encoded: Tensor = self.lstm(x)[0]
+        return encoded
 
 
 class StyledNorm(nn.Module):
@@ -136,7 +137,8 @@ class StyledBlock(nn.Module):
             x = x.repeat_interleave(2, dim=2)
         y = self.conv1(y)
         y = self.conv2(F.leaky_relu(self.norm2(y, style), 0.2))
-        return (y + (x if self.shortcut is None else self.shortcut(x))) * 0.5**0.5
+        result: Tensor = (y + (x if self.shortcut is None else self.shortcut(x))) * 0.5**0.5
+        return result
 
 
 class Prosody(nn.Module):
@@ -301,7 +303,8 @@ class Decoder(nn.Module):
         x = self.encode(torch.cat([text, *curves], dim=1), style)
         for block in self.decode:
             x = block(torch.cat([x, narrow, *curves], dim=1), style)
-        return self.vocoder(x, style, pitch, noise)
+        samples: Tensor = self.vocoder(x, style, pitch, noise)
+        return samples
 
 
 @dataclass
@@ -335,13 +338,14 @@ class Kokoro(nn.Module):
     def speak(self, prosody: Tensor, text: Tensor, style: Tensor, noise: bool = True) -> Tensor:
         """Features repeated by their durations, ``[batch, frames, ...]``, to samples."""
         pitch, loudness = self.prosody.curves(prosody, style[:, STYLE:])
-        return GAIN * self.decoder(text.transpose(1, 2), pitch, loudness, style[:, :STYLE], noise)
+        samples: Tensor = self.decoder(text.transpose(1, 2), pitch, loudness, style[:, :STYLE], noise)
+        return GAIN * samples
 
 
 # --- Weights ------------------------------------------------------------------------------------------
 
 _ALBERT_LAYER = "bert.encoder.albert_layer_groups.0.albert_layers.0."
-_RENAMED = [
+_RENAMED: list[tuple[str, Any]] = [
     (r"^(encoder|decoder)\.", ""),
     (r"^predictor\.text_encoder\.lstms\.(\d)\.fc", lambda found: f"prosody.norms.{int(found[1]) // 2}.fc"),
     (r"^predictor\.F0_proj", "prosody.pitch_out"),

@@ -9,6 +9,7 @@ import ctypes
 import ctypes.util
 import re
 from functools import cache
+from typing import Any
 
 # The number of each symbol: runs that follow one another, as (first number, symbols).
 _RUNS = [
@@ -45,7 +46,7 @@ _RUNS = [
 ]
 TOKENS = {symbol: first + place for first, run in _RUNS for place, symbol in enumerate(run)}
 
-_BEFORE = [
+_BEFORE: list[tuple[str, Any]] = [
     (r"\b([AaPp])\.\s?[Mm]\b\.?", lambda found: ("ay" if found[1] in "Aa" else "pee") + " em"),
     (r"\.{2,}", "…"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
@@ -30,8 +31,12 @@ def pack(
 
     A voice has one style for each number of phonemes; ``rows`` of them are kept, as float16.
     """
+    weights = kokoro.convert(onnx_path)
+    for name, values in weights.items():
+        if values.dtype == np.float32 and values.size > 100000:  # what the ONNX file left unquantised
+            weights[name] = values.astype(np.float16)
     whole = io.BytesIO()
-    np.savez(whole, **kokoro.convert(onnx_path))  # type: ignore[arg-type]
+    np.savez(whole, **weights)  # type: ignore[arg-type]
     packed = lzma.compress(whole.getvalue(), preset=6)
     size = -(-len(packed) // len(folders))
     for index, folder in enumerate(folders):
@@ -59,6 +64,18 @@ def assemble(folder: Path) -> Path:
     return path
 
 
+@dataclass
+class _Read:
+    """One item after the first step: how long its phonemes last, and its features."""
+
+    frames: int
+    index: int
+    durations: torch.Tensor
+    prosody: torch.Tensor
+    text: torch.Tensor
+    style: torch.Tensor
+
+
 class Teacher:
     """Kokoro with its voices, speaking many items at a time."""
 
@@ -77,7 +94,8 @@ class Teacher:
         parts = mix or {voice: 1.0}
         total = sum(parts.values())
         rows = (self.styles[name][length] * (weight / total) for name, weight in parts.items())
-        return np.sum(list(rows), axis=0).astype(np.float32)
+        mixed: np.ndarray = np.sum(list(rows), axis=0).astype(np.float32)
+        return mixed
 
     def speak(
         self, items: Sequence[Item], noise: bool = True, batch_frames: int = 12000, seed: int = 0
@@ -85,30 +103,27 @@ class Teacher:
         """Every item with its samples (int16, trimmed), in the order of their lengths."""
         torch.manual_seed(seed)
         texts = [tokens(item["phonemes"]) for item in items]
-        read: list[tuple[int, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        read: list[_Read] = []
         order = sorted(range(len(items)), key=lambda index: len(texts[index]))
         for length, group in groupby(order, key=lambda index: len(texts[index])):
             for batch in _batches(list(group), max(1, batch_frames // (4 * length + 4))):
-                styles = np.stack(
-                    [self.style(items[index]["voice"], items[index].get("mix"), length) for index in batch]
-                )
-                style = torch.from_numpy(styles).to(self.device)
-                padded = torch.tensor([[0, *texts[index], 0] for index in batch], device=self.device)
+                styles = [self.style(items[at]["voice"], items[at].get("mix"), length) for at in batch]
+                style = torch.from_numpy(np.stack(styles)).to(self.device)
+                padded = torch.tensor([[0, *texts[at], 0] for at in batch], device=self.device)
                 result = self.model.read(padded, style)
                 frames = result.durations.sum(dim=1).tolist()
-                read += zip(frames, batch, result.durations, result.prosody, result.text, style, strict=True)  # type: ignore[arg-type]
-        read.sort(key=lambda entry: entry[:2])
-        for total, same in groupby(read, key=lambda entry: entry[0]):
-            for part in _batches(list(same), max(1, batch_frames // total)):
-                spread = [
-                    torch.stack(
-                        [entry[field].repeat_interleave(entry[2], dim=0, output_size=total) for entry in part]
-                    )
-                    for field in (3, 4)
-                ]
-                samples = self.model.speak(*spread, torch.stack([entry[5] for entry in part]), noise)
-                for entry, row in zip(part, samples.float().cpu().numpy(), strict=True):
-                    yield items[entry[1]], prepare(row)
+                parts = (frames, batch, result.durations, result.prosody, result.text, style)
+                read += [_Read(*row) for row in zip(*parts, strict=True)]
+        read.sort(key=lambda entry: (entry.frames, entry.index))
+        for total, same in groupby(read, key=lambda entry: entry.frames):
+            for rows in _batches(list(same), max(1, batch_frames // total)):
+                prosody, text = (
+                    torch.stack([getattr(row, name).repeat_interleave(row.durations, dim=0) for row in rows])
+                    for name in ("prosody", "text")
+                )
+                samples = self.model.speak(prosody, text, torch.stack([row.style for row in rows]), noise)
+                for row, spoken in zip(rows, samples.cpu().numpy(), strict=True):
+                    yield items[row.index], prepare(spoken)
 
 
 def _batches(entries: list[T], size: int) -> Iterator[list[T]]:
