@@ -1,0 +1,224 @@
+"""Opens a model folder of either format, and converts one to the other."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.files import (
+    OFFICIAL_YAML,
+    SPEAKER_ENCODER,
+    SPEECH_TOKENIZERS,
+    TOKENIZER_FOLDER,
+    VOICES,
+    ModelPaths,
+    check_file,
+    check_generation,
+    find_paths,
+    is_native,
+)
+from vivace.checkpoint.loading import build_stage, check_memory, resolve_device, stage_dtype
+from vivace.checkpoint.native import new_folder, read_native_config, read_native_weights, write_native
+from vivace.checkpoint.official import LMVariant, read_official_stage, stage_file
+from vivace.checkpoint.shapes import STAGES, Stage, num_parameters
+from vivace.checkpoint.torch_file import check_finite
+from vivace.checkpoint.yaml_config import read_official_config
+from vivace.config import ModelConfig
+from vivace.errors import ModelFolderError
+from vivace.models.flow import FlowModel
+from vivace.models.hift import CausalHiFT
+from vivace.models.speech_lm import SpeechLM
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Copied beside converted weights, by name: whatever else lies in a folder stays there.
+_TOKENIZER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+)
+_OTHER_FILES = (SPEAKER_ENCODER, *SPEECH_TOKENIZERS, VOICES, "lexicon.bin", "LICENSE", "LICENSES.md")
+_VOICE_FILES = (".safetensors", ".json")
+
+
+@dataclass(slots=True)
+class Model:
+    """A model folder, loaded.
+
+    Attributes:
+        config: sizes and rates.
+        lm, flow, vocoder: the stages, in eval mode, without gradients.
+        folder: where it was read from.
+        paths: files beside the weights.
+        missing: what the folder lacks, by feature (``tokenizer``, ``speaker_encoder``, ``speech_tokenizer``,
+            ``voices``): one line each that names the file and what is not possible without it.
+        device: of the weights.
+        dtype: of the weights; the vocoder's are always float32.
+    """
+
+    config: ModelConfig
+    lm: SpeechLM
+    flow: FlowModel
+    vocoder: CausalHiFT
+    folder: Path
+    paths: ModelPaths
+    missing: dict[str, str]
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_config(folder: str | Path) -> ModelConfig:
+    """The configuration of a model folder of either format. Raises ModelFolderError."""
+    folder = Path(folder)
+    check_generation(folder)
+    return read_native_config(folder) if is_native(folder) else read_official_config(folder)
+
+
+def read_weights(
+    folder: Path, config: ModelConfig, lm_variant: LMVariant = "base"
+) -> dict[Stage, dict[str, Tensor]]:
+    """Every weight in our names, in the files' dtypes. Raises ModelFolderError."""
+    if is_native(folder):
+        if lm_variant != "base":
+            raise ModelFolderError(
+                "llm.rl.pt: only official folders hold it; convert that language model instead"
+            )
+        return read_native_weights(folder, config)
+    paths = {stage: stage_file(folder, stage, lm_variant) for stage in STAGES}
+    for path in paths.values():  # all of them before reading gigabytes of the first
+        check_file(path, min_bytes=64)
+    return {stage: read_official_stage(path, stage, config) for stage, path in paths.items()}
+
+
+def open_model(
+    folder: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    lm_variant: LMVariant = "base",
+) -> Model:
+    """Loads a model folder: an official CosyVoice 3 folder, or one written by :func:`convert_folder`.
+
+    Args:
+        folder: the folder.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: of the speech LM's and the flow's weights; the vocoder always runs in float32.
+        lm_variant: ``rl`` reads ``llm.rl.pt`` in place of ``llm.pt``.
+
+    Raises:
+        ModelFolderError: one line that names the file and says what to do. No code of the folder is run and
+        nothing
+            of a size that the files do not have is allocated.
+    """
+    folder = Path(folder)
+    resolved = resolve_device(device)
+    config = load_config(folder)
+    weights = read_weights(folder, config, lm_variant)
+    check_memory(config, resolved, dtype)
+    paths, missing = find_paths(folder)
+
+    def file(stage: Stage) -> str:
+        return "model.safetensors" if is_native(folder) else stage_file(folder, stage, lm_variant).name
+
+    return Model(
+        config=config,
+        lm=build_stage(lambda: SpeechLM(config.lm), weights.pop("lm"), file("lm"), resolved, dtype),
+        flow=build_stage(lambda: FlowModel(config.flow), weights.pop("flow"), file("flow"), resolved, dtype),
+        vocoder=build_stage(
+            lambda: CausalHiFT(config.vocoder),
+            weights.pop("vocoder"),
+            file("vocoder"),
+            resolved,
+            stage_dtype("vocoder", dtype),
+        ),
+        folder=folder,
+        paths=paths,
+        missing=missing,
+        device=resolved,
+        dtype=dtype,
+    )
+
+
+def convert_folder(
+    folder: str | Path, out: str | Path, dtype: str = "float32", *, lm_variant: LMVariant = "base"
+) -> dict[str, Any]:
+    """Writes a model in our own format: ``model.safetensors``, ``vivace.json`` and the files beside the
+    weights.
+
+    ``out`` appears complete or not at all.
+
+    Args:
+        folder: model folder of either format.
+        out: new folder.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; a weight that would overflow is an error.
+        lm_variant: which language model of an official folder.
+
+    Returns:
+        Plain values: ``out``, ``dtype``, ``bytes`` of the weights, ``parameters`` by stage, ``sources``,
+        ``missing``.
+
+    Raises:
+        ModelFolderError: ``folder`` cannot be read, ``out`` exists, or the disk is full.
+    """
+    folder, out = Path(folder), Path(out)
+    if dtype not in DTYPES:
+        raise ModelFolderError(
+            f"--dtype must be one of {', '.join(DTYPES)}", code="unsupported_value", param="dtype"
+        )
+    config = load_config(folder)
+    weights = read_weights(folder, config, lm_variant)
+    for stage in STAGES:
+        for name, tensor in weights[stage].items():
+            check_finite(tensor, f"{stage}.{name}", folder.name, DTYPES[dtype])
+    if is_native(folder):
+        sources = [folder / "model.safetensors"]
+    else:
+        sources = [folder / OFFICIAL_YAML, *(stage_file(folder, stage, lm_variant) for stage in STAGES)]
+    digests = {path.name: _sha256(path) for path in sources}
+    try:
+        with new_folder(out) as temporary:
+            _copy_others(folder, temporary)
+            write_native(temporary, config, weights, DTYPES[dtype], digests)
+            size = (temporary / "model.safetensors").stat().st_size
+    except OSError as error:
+        raise ModelFolderError(
+            f"{out}: cannot be written ({error.strerror}); free some space or choose another place"
+        ) from error
+    return {
+        "out": str(out),
+        "dtype": dtype,
+        "bytes": size,
+        "parameters": {stage: num_parameters(config, stage) for stage in STAGES},
+        "sources": digests,
+        "missing": find_paths(out)[1],
+    }
+
+
+def _copy_others(folder: Path, out: Path) -> None:
+    """Copies the known files beside the weights; each is checked first, so that no pointer is passed on."""
+    wanted = [Path(TOKENIZER_FOLDER) / name for name in _TOKENIZER_FILES] + [
+        Path(name) for name in _OTHER_FILES
+    ]
+    wanted += sorted(
+        path.relative_to(folder) for path in (folder / "voices").rglob("*") if path.suffix in _VOICE_FILES
+    )
+    for relative in wanted:
+        source = folder / relative
+        if not source.exists():
+            continue
+        check_file(source)
+        (out / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, out / relative)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,142 @@
+"""Official weight names to ours and back.
+
+Ours drop what the official ones carry for no use: the text model's unused head, rotary frequencies (the
+module computes them), and weight norm, which is folded into plain weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.shapes import Stage
+
+OFFICIAL_FILES: dict[Stage, str] = {"lm": "llm.pt", "flow": "flow.pt", "vocoder": "hift.pt"}
+
+# Ours to official; the first prefix that fits is replaced, so each table reads the same in both directions.
+_PREFIXES: dict[Stage, tuple[tuple[str, str], ...]] = {
+    "lm": (
+        ("embed_tokens.", "llm.model.model.embed_tokens."),
+        ("layers.", "llm.model.model.layers."),
+        ("norm.", "llm.model.model.norm."),
+        ("llm_decoder.", "llm_decoder."),
+        ("speech_embedding.", "speech_embedding."),
+    ),
+    "flow": (
+        ("input_embedding.", "input_embedding."),
+        ("speaker_projection.", "spk_embed_affine_layer."),
+        ("lookahead.", "pre_lookahead_layer."),
+        ("dit.", "decoder.estimator."),
+    ),
+    "vocoder": (("", ""),),
+}
+
+TEXT_HEAD = "llm.model.lm_head.weight"
+ROTARY = "decoder.estimator.rotary_embed.inv_freq"
+IGNORED = frozenset({TEXT_HEAD, ROTARY, "epoch", "step"})
+"""Entries of official files that are not weights of ours."""
+
+_GAIN, _DIRECTION = "parametrizations.weight.original0", "parametrizations.weight.original1"
+_OLD_GAIN, _OLD_DIRECTION = "weight_g", "weight_v"
+
+
+def to_our_name(stage: Stage, official: str) -> str | None:
+    """Our name of an official weight (weight norm already folded), or None if there is none."""
+    for ours, theirs in _PREFIXES[stage]:
+        if official.startswith(theirs):
+            return ours + official[len(theirs) :]
+    return None
+
+
+def to_official_name(stage: Stage, ours: str) -> str:
+    """Inverse of :func:`to_our_name`. Raises KeyError for a name that is no weight of the stage."""
+    for prefix, theirs in _PREFIXES[stage]:
+        if ours.startswith(prefix):
+            return theirs + ours[len(prefix) :]
+    raise KeyError(ours)
+
+
+def has_weight_norm(name: str) -> bool:
+    """True for the vocoder's weights (our names) that official files store as gain and direction."""
+    if not name.endswith(".weight"):
+        return False
+    first = name.split(".", 1)[0]
+    return first in {"conv_pre", "conv_post", "ups", "resblocks", "source_resblocks"} or name.startswith(
+        "f0_predictor.condnet."
+    )
+
+
+def strip_generator(name: str) -> str:
+    """``hift.pt`` of a GAN training has its keys below ``generator.``."""
+    return name.replace("generator.", "")
+
+
+def split_weight_norm(name: str) -> tuple[str, str] | None:
+    """``(weight name, "gain" or "direction")`` of a weight-norm entry, old style or new; else None."""
+    for suffix, part in (
+        (_GAIN, "gain"),
+        (_DIRECTION, "direction"),
+        (_OLD_GAIN, "gain"),
+        (_OLD_DIRECTION, "direction"),
+    ):
+        if name.endswith("." + suffix):
+            return name[: -len(suffix)] + "weight", part
+    return None
+
+
+def weight_norm_names(weight: str, *, old_style: bool) -> tuple[str, str]:
+    """Names of the gain and the direction of an official ``….weight``."""
+    module = weight.removesuffix("weight")
+    return (
+        (module + _OLD_GAIN, module + _OLD_DIRECTION) if old_style else (module + _GAIN, module + _DIRECTION)
+    )
+
+
+def gain_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the gain that belongs to a direction of ``shape``: one value per output channel."""
+    return (shape[0], *(1 for _ in shape[1:]))
+
+
+def fold_weight_norm(gain: Tensor, direction: Tensor) -> Tensor:
+    """``direction * gain / |direction|`` with the norm over all but the first axis, in float32 or better.
+
+    Raises:
+        ZeroDivisionError: a direction is all zero, so the weight is undefined.
+    """
+    wide = torch.float64 if direction.dtype is torch.float64 else torch.float32
+    gain, direction = gain.to(wide), direction.to(wide)
+    norm = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True)
+    if bool((norm == 0).any()):
+        raise ZeroDivisionError
+    folded: Tensor = direction * (gain / norm)
+    return folded
+
+
+def to_official(stage: Stage, weights: Mapping[str, Tensor], rotary_channels: int = 0) -> dict[str, Tensor]:
+    """The official state dictionary of one stage from weights in our names.
+
+    Args:
+        stage: which file it is for.
+        weights: every weight of the stage, our names.
+        rotary_channels: for the flow, channels per head of its rotary embedding, whose frequencies official
+            files carry.
+    """
+    state: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        tensor = value.detach()
+        official = to_official_name(stage, name)
+        if stage == "vocoder" and has_weight_norm(name):
+            gain, direction = weight_norm_names(official, old_style=False)
+            norm = torch.linalg.vector_norm(tensor.float(), dim=tuple(range(1, tensor.ndim)), keepdim=True)
+            state[gain] = norm  # float32 whatever the dtype, so that folding gives the weight back
+            state[direction] = tensor
+        else:
+            state[official] = tensor
+    if stage == "lm":
+        state[TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]  # tied: stored once
+    if stage == "flow":
+        exponents = torch.arange(0, rotary_channels, 2, dtype=torch.float32) / rotary_channels
+        state[ROTARY] = 1.0 / 10_000**exponents
+    return state

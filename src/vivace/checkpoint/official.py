@@ -1,0 +1,188 @@
+"""Weights of official CosyVoice 3 folders: read into our names, written from ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from vivace.checkpoint import names
+from vivace.checkpoint.files import OFFICIAL_YAML, TOKENIZER_FOLDER
+from vivace.checkpoint.shapes import STAGES, Stage, weight_shapes
+from vivace.checkpoint.torch_file import FLOAT_DTYPES, check_finite, check_tensor, read_torch_file
+from vivace.checkpoint.yaml_writer import write_qwen_config, write_yaml
+from vivace.config import ModelConfig
+from vivace.errors import ModelFolderError
+
+LMVariant: TypeAlias = Literal["base", "rl"]
+
+_PARTS = ("gain", "direction")
+
+
+def stage_file(folder: Path, stage: Stage, lm_variant: LMVariant = "base") -> Path:
+    """The weights file of one stage; ``rl`` takes the language model trained by reinforcement learning."""
+    if stage == "lm" and lm_variant == "rl":
+        return folder / "llm.rl.pt"
+    return folder / names.OFFICIAL_FILES[stage]
+
+
+def read_official_stage(path: Path, stage: Stage, config: ModelConfig) -> dict[str, Tensor]:
+    """One stage's weights in our names, weight norm folded, in the file's own dtypes.
+
+    Raises:
+        ModelFolderError: the file is damaged or unsafe, names or shapes differ from what ``config`` asks
+        for, or
+            a weight has a dtype that no weight has or values that are not finite.
+    """
+    content = read_torch_file(path)
+    tensors = _by_official_name(content, stage, path)
+    expected = _expected_official(stage, config, tensors)
+    _check_names(expected, tensors, path.name)
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[name]:
+            raise ModelFolderError(
+                f"{path.name}: tensor '{name}' has shape {list(tensor.shape)}, {OFFICIAL_YAML} asks for "
+                f"{list(expected[name])}; the files belong to different models"
+            )
+    for name, tensor in tensors.items():
+        check_finite(tensor, name, path.name, torch.float64)
+    return _in_our_names(stage, tensors, path.name)
+
+
+def _by_official_name(content: dict[str, object], stage: Stage, path: Path) -> dict[str, Tensor]:
+    """The file's weights without what is not one of ours; dense, of a float dtype, within the file's size."""
+    tensors: dict[str, Tensor] = {}
+    storages: dict[int, int] = {}
+    for key, value in content.items():
+        name = names.strip_generator(key) if stage == "vocoder" else key
+        if name in names.IGNORED:
+            continue
+        if name in tensors:
+            raise ModelFolderError(f"{path.name}: '{key}' stands twice; download it again")
+        tensor = check_tensor(value, key, path.name)
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise ModelFolderError(
+                f"{path.name}: tensor '{key}' has dtype {str(tensor.dtype).removeprefix('torch.')}; "
+                "only float16, bfloat16, float32 and float64 weights are accepted"
+            )
+        tensors[name] = tensor
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    if sum(storages.values()) > path.stat().st_size:
+        raise ModelFolderError(f"{path.name}: its tensors are larger than the file; download it again")
+    return tensors
+
+
+def _expected_official(
+    stage: Stage, config: ModelConfig, found: Mapping[str, Tensor]
+) -> dict[str, tuple[int, ...]]:
+    """Official names and shapes; for each weight-norm pair in the spelling that ``found`` uses, or folded."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for ours, shape in weight_shapes(config, stage).items():
+        official = names.to_official_name(stage, ours)
+        if stage == "vocoder" and names.has_weight_norm(ours) and official not in found:
+            old = official.removesuffix("weight") + "weight_v" in found
+            gain, direction = names.weight_norm_names(official, old_style=old)
+            expected[gain], expected[direction] = names.gain_shape(shape), shape
+        else:
+            expected[official] = shape
+    return expected
+
+
+def _check_names(expected: Mapping[str, object], found: Mapping[str, object], file: str) -> None:
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
+    if not missing and not extra:
+        return
+    if any(name.startswith(("encoder.", "llm.encoders", "text_encoder.")) for name in extra):
+        raise ModelFolderError(
+            f"{file}: belongs to another generation of CosyVoice; use the files of Fun-CosyVoice3-0.5B "
+            f"together"
+        )
+    parts = [
+        f"{len(group)} weights {kind} "
+        f"({', '.join(name[:80] for name in group[:3])}{', …' if len(group) > 3 else ''})"
+        for kind, group in (("missing", missing), ("unexpected", extra))
+        if group
+    ]
+    raise ModelFolderError(f"{file}: does not fit {OFFICIAL_YAML}: {' and '.join(parts)}; download it again")
+
+
+def _in_our_names(stage: Stage, tensors: dict[str, Tensor], file: str) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for official, tensor in tensors.items():
+        split = names.split_weight_norm(official) if stage == "vocoder" else None
+        if split is None:
+            ours = names.to_our_name(stage, official)
+            assert ours is not None  # its name was expected
+            weights[ours] = tensor
+        else:
+            pairs.setdefault(split[0], {})[split[1]] = tensor
+    for official, pair in pairs.items():
+        try:
+            weights[official] = names.fold_weight_norm(*(pair[part] for part in _PARTS))
+        except ZeroDivisionError as error:
+            raise ModelFolderError(
+                f"{file}: tensor '{official}' has an all-zero direction; download it again"
+            ) from error
+    return weights
+
+
+def module_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a stage's module under our names, detached."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def to_official_state(stage: Stage, module: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    """What the stage's official file holds, for ``torch.save``; weight norm is split again.
+
+    Folding the result gives the module's weights back exactly; gain and direction themselves may differ from
+    those a file was read from, with the same product.
+    """
+    return names.to_official(stage, module_weights(module), config.flow.dit.dim_head)
+
+
+def write_official(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[Stage, Mapping[str, Tensor]],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes yaml, ``config.json``, ``llm.pt``, ``flow.pt`` and ``hift.pt`` into ``folder``.
+
+    Args:
+        folder: made if need be; files of these names are replaced.
+        config: sizes of the model.
+        weights: every weight of every stage, our names.
+        dtype: of the stored weights; None keeps theirs.
+    """
+    (folder / TOKENIZER_FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / OFFICIAL_YAML).write_text(write_yaml(config), encoding="utf-8")
+    (folder / TOKENIZER_FOLDER / "config.json").write_text(write_qwen_config(config), encoding="utf-8")
+    for stage in STAGES:
+        stored = {
+            name: tensor.to("cpu", dtype or tensor.dtype).contiguous()
+            for name, tensor in weights[stage].items()
+        }
+        torch.save(names.to_official(stage, stored, config.flow.dit.dim_head), stage_file(folder, stage))
+
+
+def save_official(
+    folder: Path,
+    config: ModelConfig,
+    lm: nn.Module,
+    flow: nn.Module,
+    vocoder: nn.Module,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes three modules as an official-layout folder; see :func:`write_official`.
+
+    Tokenizer files, ONNX files and voices are the caller's to add.
+    """
+    modules: dict[Stage, nn.Module] = {"lm": lm, "flow": flow, "vocoder": vocoder}
+    write_official(
+        folder, config, {stage: module_weights(module) for stage, module in modules.items()}, dtype
+    )
