@@ -83,7 +83,7 @@ class HarmonicSource(nn.Module):
         """
         with torch.no_grad():
             waves, phase = self._sines(f0, phase)
-            voiced = (f0 > self.threshold_hz).to(f0.dtype).repeat_interleave(self.hop, dim=1)[:, None]
+            voiced = self._repeat((f0 > self.threshold_hz).to(f0.dtype))[:, None]
             level = voiced * self.voiced_noise + (1 - voiced) * (self.amplitude / 3)
             draws = noise.uniform(start_frame * self.hop, voiced.shape[-1], self.harmonics, f0.device)
             waves = torch.addcmul(waves * voiced, level, draws)
@@ -110,5 +110,9 @@ class HarmonicSource(nn.Module):
             cycles = starts[..., None] + step[..., None] * inside
             waves = torch.sin(cycles * (2 * math.pi)).flatten(-2)
         else:
-            waves = torch.sin(ends * (2 * math.pi)).to(f0.dtype).repeat_interleave(self.hop, dim=-1)
+            waves = self._repeat(torch.sin(ends * (2 * math.pi)).to(f0.dtype))
         return waves * self.amplitude, last
+
+    def _repeat(self, frames: Tensor) -> Tensor:
+        """``[..., n] -> [..., n * hop]``; an expanded view is much faster than ``repeat_interleave``."""
+        return frames[..., None].expand(*frames.shape, self.hop).flatten(-2)
