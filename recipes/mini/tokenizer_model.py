@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 MEL_BINS = 128
+LEAST_INT8 = 2048  # weights with fewer numbers are shipped as they are
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,38 @@ class Quantiser(nn.Module):
         self.mean: Tensor
         self.deviation: Tensor
 
-    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """``[batch, tokens, width]`` to levels −1, 0, 1 ``[batch, tokens, levels]`` (straight-through)."""
+    def normal(self, x: Tensor, inside: Tensor) -> Tensor:
+        """``[batch, tokens, width]`` to ``[batch, tokens, levels]`` of mean 0 and deviation 1, float32."""
         with torch.autocast(x.device.type, enabled=False):
-            y = self.narrow(x.float())
-            if self.training:
-                count = inside.sum()
-                mean = (y * inside).sum((0, 1)) / count
-                deviation = (((y - mean).square() * inside).sum((0, 1)) / count + 1e-5).sqrt()
-                with torch.no_grad():
-                    self.mean.lerp_(mean, 0.02)
-                    self.deviation.lerp_(deviation, 0.02)
-            else:
-                mean, deviation = self.mean, self.deviation
-            bounded = torch.tanh((y - mean) / deviation) * 0.999
-            return bounded + (bounded.round() - bounded).detach()
+            y: Tensor = self.narrow(x.float())
+        if not self.training:
+            return (y - self.mean) / self.deviation
+        count = inside.sum()
+        mean = (y * inside).sum((0, 1)) / count
+        deviation = (((y - mean).square() * inside).sum((0, 1)) / count + 1e-5).sqrt()
+        with torch.no_grad():
+            self.mean.lerp_(mean, 0.02)
+            self.deviation.lerp_(deviation, 0.02)
+        return (y - mean) / deviation
+
+    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
+        """``[batch, tokens, width]`` to levels −1, 0, 1 ``[batch, tokens, levels]``."""
+        return rounded(self.normal(x, inside))
+
+
+def rounded(normal: Tensor) -> Tensor:
+    """What ``Quantiser.normal`` gives, bounded and rounded to −1, 0, 1; gradients pass straight through."""
+    bounded = torch.tanh(normal) * 0.999
+    return bounded + (bounded.round() - bounded).detach()
+
+
+def alikeness(normal: Tensor, inside: Tensor) -> Tensor:
+    """Mean squared correlation between two different places of the code: 0 when each says something new."""
+    flat = (normal * inside).flatten(0, 1)
+    correlation = flat.T @ flat / inside.sum()
+    return (correlation.square().sum() - correlation.diagonal().square().sum()) / (
+        normal.shape[-1] * (normal.shape[-1] - 1)
+    )
 
 
 def to_index(levels: Tensor) -> Tensor:
@@ -244,13 +262,15 @@ class TokenizerTrainer(nn.Module):
         """
         x, counts = self.encoder.features(mel, lengths, drop)
         inside = valid(counts, x.shape[1])
-        levels = self.encoder.quantiser(x, inside)
+        normal = self.encoder.quantiser.normal(x, inside)
+        levels = rounded(normal)
         voice = self.voice(clean, valid(lengths // 2, clean.shape[1]))
         painted = self.mel(self.painter(levels, inside, voice, drop)).reshape(len(x), -1, MEL_BINS)
         return {
             "early": self.early(x).reshape(len(x), -1, self.symbols),
             "late": self.read(levels, counts, drop),
             "mel": painted,
+            "alike": alikeness(normal, inside),
             "index": to_index(levels.detach()),
             "counts": counts,
         }
@@ -263,11 +283,11 @@ def rounded_int8(weight: Tensor) -> Tensor:
     return (weight / scale).round() * scale
 
 
-def round_weights(module: nn.Module, least: int = 1024) -> None:
+def round_weights(module: nn.Module) -> None:
     """Round every large weight in place, so that training code and the exported file compute the same."""
     with torch.no_grad():
         for weight in module.parameters():
-            if weight.ndim > 1 and weight.numel() >= least:
+            if weight.ndim > 1 and weight.numel() >= LEAST_INT8:
                 weight.copy_(rounded_int8(weight))
 
 

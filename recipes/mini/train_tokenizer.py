@@ -200,8 +200,10 @@ def train(args: argparse.Namespace) -> None:
             "late": ctc(out["late"], said, counts, sizes),
             "early": ctc(out["early"], said, counts, sizes),
             "mel": mel_loss(out["mel"], clean, frames),
+            "alike": out["alike"],
         }
         loss = losses["late"] + args.early_weight * losses["early"] + args.mel_weight * losses["mel"]
+        loss = loss + args.alike_weight * losses["alike"]
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -267,7 +269,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument("--symbols", choices=("auto", "teacher", "frontend", "letters"), default="auto")
     command.add_argument("--early-weight", type=float, default=0.3, help="CTC before the quantiser")
     command.add_argument("--mel-weight", type=float, default=0.4, help="giving back the mel")
-    command.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
+    command.add_argument("--alike-weight", type=float, default=0.3, help="places of the code that correlate")
+    command.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
     command.add_argument("--dropout", type=float, default=0.1)
     command.add_argument("--batch-seconds", type=float, default=400.0, help="speech in one step")
     command.add_argument("--check-every", type=int, default=0, help="steps between checks on held-out speech")
