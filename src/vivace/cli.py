@@ -15,7 +15,7 @@ from vivace.errors import ModelFolderError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
-    from vivace.engine import Engine, SynthesisRequest
+    from vivace.engine import SpeechStream
     from vivace.voice import Voice
 
 app = typer.Typer(
@@ -80,7 +80,7 @@ def say(
             stream=stream,
             sampling=SamplingParams(seed=seed),
         )
-        result = _speak_to_file(engine, request, out)
+        result = _to_file(engine.stream(request), out, engine.sample_rate_hz)
     _report(result, out, as_json)
 
 
@@ -89,31 +89,26 @@ def _standard_input() -> Iterator[str]:
         yield piece
 
 
-def _speak_to_file(engine: Engine, request: SynthesisRequest, out: Path) -> SynthesisResult:
-    """Runs one request into ``out`` with a progress bar on standard error."""
+def _to_file(stream: SpeechStream, out: Path, rate_hz: int) -> SynthesisResult:
+    """Writes a stream into ``out`` as it comes, with a progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     from vivace.audio.formats import open_writer
-    from vivace.engine import collect
 
-    def chunks() -> Iterator[Any]:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("speaking"),
-            BarColumn(),
-            TextColumn("{task.fields[audio]:.1f} s of audio"),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=None, audio=0.0)
-            with open_writer(out, engine.sample_rate_hz) as writer:
-                for chunk in engine.stream(request):
-                    writer.write(chunk.samples)
-                    seconds = chunk.start_s + len(chunk.samples) / chunk.sample_rate_hz
-                    progress.update(task, audio=seconds)
-                    yield chunk
-
-    return collect(chunks(), engine)
+    columns = (
+        TextColumn("speaking"),
+        BarColumn(),
+        TextColumn("{task.fields[audio]:.1f} s of audio"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, audio=0.0)
+        with open_writer(out, rate_hz) as writer:
+            for chunk in stream:
+                writer.write(chunk.samples)
+                progress.update(task, audio=chunk.start_s + len(chunk.samples) / rate_hz)
+    return stream.summary()
 
 
 def _report(result: SynthesisResult, out: Path, as_json: bool) -> None:
@@ -135,25 +130,20 @@ def transform(
     out: Out = Path("speech.wav"),
     model: Model = "mini",
     voice: Annotated[str | None, typer.Option(help="Voice to take.")] = None,
-    prompt_audio: Annotated[Path | None, typer.Option(help="Take the voice of this recording instead.")] = None,
+    prompt_audio: Annotated[
+        Path | None, typer.Option(help="Take the voice of this recording instead.")
+    ] = None,
     speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Voice conversion: the words of one recording in the voice of another."""
-    from vivace.audio.formats import open_writer
-    from vivace.engine import Engine, collect
+    from vivace.engine import Engine
 
     with Engine.open(model, device=device) as engine:
         target = engine.make_voice(prompt_audio, "") if prompt_audio is not None else voice
-        with open_writer(out, engine.sample_rate_hz) as writer:
-
-            def chunks() -> Iterator[Any]:
-                for chunk in engine.transform(source, target, speed=speed):
-                    writer.write(chunk.samples)
-                    yield chunk
-
-            result = collect(chunks(), engine)
+        stream = engine.transform(source, target, speed=speed)
+        result = _to_file(stream, out, engine.sample_rate_hz)
     _report(result, out, as_json)
 
 
@@ -269,7 +259,9 @@ def bench_streaming(
 
     document = run(model, seconds=seconds, runs=runs, device=device)
     for row in document["seconds"]:
-        _print(f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms")
+        _print(
+            f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
+        )
     _print_json(document)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from vivace.engine.live import LiveRequest, Segment
 from vivace.engine.lm_runner import LMSession, PlainSequence
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest, check_request, check_sampling
-from vivace.engine.results import collect
+from vivace.engine.results import SpeechStream
 from vivace.engine.scheduler import Scheduler, StepPlan, Ticket
 from vivace.engine.text_feed import SegmentInput, TextFeed
 from vivace.engine.vocoder_runner import VocoderSession
@@ -70,6 +70,7 @@ class Engine:
         self._live: dict[int, LiveRequest] = {}
         self._ids = itertools.count(1)
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
 
     @classmethod
@@ -93,7 +94,9 @@ class Engine:
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
         """
-        engine = cls(load_assets(model, device=device, dtype=dtype, voices_folder=voices_folder, limits=limits))
+        engine = cls(
+            load_assets(model, device=device, dtype=dtype, voices_folder=voices_folder, limits=limits)
+        )
         if warm_up:
             engine.warm_up()
         return engine
@@ -126,18 +129,17 @@ class Engine:
 
     # -- what users call -------------------------------------------------------------------------------------
 
-    def stream(self, request: SynthesisRequest) -> Iterator[AudioChunk]:
-        """Speaks: yields audio as it is made. Leaving the loop early cancels the request and frees its state.
+    def stream(self, request: SynthesisRequest) -> SpeechStream:
+        """Speaks: an iterator of audio as it is made. Dropping or closing it cancels the request.
 
         Raises:
             InvalidRequestError and its kind before any model work; SynthesisError when a stage fails.
         """
-        live = self.submit(request)
-        return self._drive(live)
+        return self._follow(self.submit(request))
 
     def synthesize(self, request: SynthesisRequest) -> SynthesisResult:
         """Speaks and returns everything at once, with the figures of the request."""
-        return collect(self.stream(request), self)
+        return self.stream(request).collect()
 
     def transform(
         self,
@@ -146,9 +148,15 @@ class Engine:
         *,
         speed: float = 1.0,
         stream: bool = True,
-    ) -> Iterator[AudioChunk]:
+    ) -> SpeechStream:
         """Voice conversion: the words of ``source`` (1 to 30 s of speech) in ``voice``."""
-        return self._drive(self.submit_transform(source, voice, speed=speed, stream=stream))
+        return self._follow(self.submit_transform(source, voice, speed=speed, stream=stream))
+
+    def render_tokens(
+        self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
+    ) -> SpeechStream:
+        """Given speech tokens in a voice: flow and vocoder alone."""
+        return self._follow(self.submit_tokens(tokens, voice, speed=speed, stream=stream))
 
     def make_voice(
         self, prompt_audio: AudioSource, prompt_text: str = "", *, name: str = "clone", consent: bool = False
@@ -175,42 +183,39 @@ class Engine:
         """Cancels everything and refuses new requests."""
         with self._lock:
             self._closed = True
+            self._changed.notify_all()
             for live in list(self._live.values()):
                 self.cancel(live)
             self._assets.close()
 
     def warm_up(self) -> None:
         """Runs the default voice's prompt and a few tokens through every stage."""
-        if self._assets.voices.default is None or self._assets.frontend is None:
+        voice = self._assets.default_voice
+        if voice is None or self._assets.frontend is None:
             return
-        limits, voice = self._limits, self._assets.voices.default
-        chunk = self._plan.chunk_tokens
-        live = self._start(voice, None, SamplingParams(), speed=1.0, stream=True)
-        live.segment = self._open_segment(live, None)
-        live.segment.tokens = [0] * (chunk + self._plan.lookahead_tokens)
-        live.segment.is_complete = True
-        live.ticket.tokens_until_audio = 0
-        for _ in self._drive(live):
-            pass
-        for _ in self.stream(SynthesisRequest("Ready.", voice=voice)):
-            break
-        assert limits is self._limits
+        self.render_tokens([0] * self._plan.first_audio_tokens(len(voice.speech_tokens)), voice).collect()
+        with self.stream(SynthesisRequest("Ready.", voice=voice)) as stream:
+            next(stream, None)
 
     # -- submit, step, finish ----------------------------------------------------------------------------------
 
-    def submit(self, request: SynthesisRequest) -> LiveRequest:
-        """Checks a request and puts it in the queue; ``step`` works on it."""
+    def submit(self, request: SynthesisRequest, *, is_pushed: bool = False) -> LiveRequest:
+        """Checks a request and puts it in the queue; ``step`` works on it.
+
+        Args:
+            is_pushed: the text comes through ``push_text`` and ``finish_text``, not from ``request.text``.
+        """
         started = time.perf_counter()
         check_request(request, self._limits)
         if self._assets.frontend is None:
             raise self._assets.missing_error("tokenizer")
         voice = self._assets.find_voice(request.voice)
-        feed = TextFeed(self._assets.frontend, request, voice, self._limits)
+        feed = TextFeed(self._assets.frontend, request, voice)
         pieces: Iterator[str] | None = None
         if isinstance(request.text, str):
             feed.push(request.text)
             feed.finish()
-        else:
+        elif not is_pushed:
             pieces = iter(request.text)
         live = self._start(voice, feed, request.sampling, speed=request.speed, stream=request.stream)
         live.started = started
@@ -218,6 +223,7 @@ class Engine:
         live.times.text_ms = (time.perf_counter() - started) * 1e3
         with self._lock:
             self._update(live)
+            self._changed.notify_all()
         return live
 
     def submit_transform(
@@ -234,40 +240,31 @@ class Engine:
         self._feed_tokens(live, tokens)
         return live
 
-    def submit_tokens(self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True) -> LiveRequest:
+    def submit_tokens(
+        self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
+    ) -> LiveRequest:
         """Renders given speech tokens in a voice: flow and vocoder alone."""
         vocab = self._model.config.flow.vocab_size
         if not tokens or not all(0 <= token < vocab for token in tokens):
-            raise InvalidRequestError(f"speech tokens must be 1 or more integers from 0 to {vocab - 1}", param="tokens")
+            raise InvalidRequestError(
+                f"speech tokens must be 1 or more integers from 0 to {vocab - 1}", param="tokens"
+            )
         live = self._start(voice, None, SamplingParams(), speed=speed, stream=stream)
         self._feed_tokens(live, tokens)
         return live
 
     def push_text(self, live: LiveRequest, piece: str) -> None:
         """More text for a request whose text is streamed in."""
-        with self._lock:
-            if live.is_done or live.feed is None:
-                return
-            started = time.perf_counter()
-            try:
-                live.feed.push(piece)
-            except VivaceError as error:
-                self._fail(live, error)
-                return
-            live.times.text_ms += (time.perf_counter() - started) * 1e3
-            self._update(live)
+        self._feed_text(live, lambda feed: feed.push(piece))
 
     def finish_text(self, live: LiveRequest) -> None:
         """No more text will come."""
-        with self._lock:
-            if live.is_done or live.feed is None:
-                return
-            try:
-                live.feed.finish()
-            except VivaceError as error:
-                self._fail(live, error)
-                return
-            self._update(live)
+        self._feed_text(live, lambda feed: feed.finish())
+
+    def pull_all_text(self, live: LiveRequest) -> None:
+        """Takes the caller's iterator to its end, as fast as it gives; for a thread of its own."""
+        while live.pieces is not None and not live.is_done:
+            self._pull_text(live)
 
     def step(self) -> bool:
         """Plan, run, emit. Returns False when nothing could be done."""
@@ -280,24 +277,46 @@ class Engine:
                 with torch.inference_mode():
                     self._run(live, plan)
             except VivaceError as error:
-                self._fail(live, error)
+                self.abort(live, error)
             except Exception as error:
-                self._fail(live, SynthesisError(f"internal error: {type(error).__name__}"))
+                self.abort(live, error)
                 raise
             return True
+
+    def run_forever(self) -> None:
+        """Steps until ``close``; waits without polling while there is nothing to do."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                if not self.step():
+                    self._changed.wait()
 
     def take(self, live: LiveRequest) -> AudioChunk | None:
         """The request's next finished chunk, if there is one. Raises its error once all chunks are taken."""
         with self._lock:
             if live.chunks:
                 live.ticket.pending_chunks -= 1
+                self._changed.notify_all()
                 return live.chunks.popleft()
             if live.error is not None:
                 raise live.error
             return None
 
-    def result(self, live: LiveRequest) -> LiveRequest:
-        return live
+    def listen(self, live: LiveRequest, listener: Callable[[], object]) -> None:
+        """Calls ``listener`` (from the thread that steps) whenever the request has news."""
+        with self._lock:
+            live.listener = listener
+        listener()
+
+    def abort(self, live: LiveRequest, error: Exception) -> None:
+        """Ends a request with an error; one that is not ours is wrapped without its text."""
+        with self._lock:
+            if not live.is_done:
+                if not isinstance(error, VivaceError):
+                    error = SynthesisError(f"internal error ({type(error).__name__})")
+                live.error = error
+                self._finish(live, "error")
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -312,7 +331,9 @@ class Engine:
             ticket = Ticket(request_id, waits_for_text=True)
             self._scheduler.add(ticket)
             vocoder = VocoderSession(self._model.vocoder, speed)
-            live = LiveRequest(request_id, ticket, voice, sampling, stream, vocoder, feed)
+            live = LiveRequest(
+                request_id, ticket, voice, sampling, stream, vocoder, feed, self.sample_rate_hz
+            )
             self._live[request_id] = live
             return live
 
@@ -326,27 +347,47 @@ class Engine:
             live.ticket.waits_for_text = False
             live.ticket.tokens_until_audio = 0
 
-    def _drive(self, live: LiveRequest) -> Iterator[AudioChunk]:
+    def _feed_text(self, live: LiveRequest, action: Callable[[TextFeed], None]) -> None:
+        started = time.perf_counter()
+        with self._lock:
+            if live.is_done or live.feed is None:
+                return
+            try:
+                action(live.feed)
+            except VivaceError as error:
+                self.abort(live, error)
+                return
+            if live.segment is not None and live.segment.lm is not None:
+                live.segment.lm.waits_for_text = False
+            live.times.text_ms += (time.perf_counter() - started) * 1e3
+            self._update(live)
+            self._changed.notify_all()
+
+    def _follow(self, live: LiveRequest) -> SpeechStream:
+        return SpeechStream(live, self._drive(live), self.cancel)
+
+    def _drive(self, live: LiveRequest) -> Generator[AudioChunk, None, None]:
         """Steps the engine until the request ends; pulls streamed text when the request waits for it."""
-        try:
-            while True:
-                chunk = self.take(live)
-                if chunk is not None:
-                    yield chunk
-                elif live.is_done:
-                    return
-                elif live.pieces is not None and live.ticket.waits_for_text:
-                    self._pull_text(live)
-                elif not self.step():
-                    time.sleep(0.001)  # only other threads can go on: they hold the text or the chunks
-        finally:
-            self.cancel(live)
+        while True:
+            chunk = self.take(live)
+            if chunk is not None:
+                yield chunk
+            elif live.is_done:
+                return
+            elif live.pieces is not None and live.ticket.waits_for_text:
+                self._pull_text(live)
+            else:
+                with self._changed:
+                    if not live.chunks and not live.is_done and not self.step():
+                        self._changed.wait()  # another thread holds the text or the turn
 
     def _pull_text(self, live: LiveRequest) -> None:
         """Takes the next piece from the caller's iterator, outside the lock: it may block."""
-        assert live.pieces is not None
+        pieces = live.pieces
+        if pieces is None:
+            return
         try:
-            piece = next(live.pieces)
+            piece = next(pieces)
         except StopIteration:
             live.pieces = None
             self.finish_text(live)
@@ -401,10 +442,7 @@ class Engine:
         with torch.inference_mode():
             flow = self._flow.open(live.voice) if live.stream else None
         live.times.prompt_ms += (time.perf_counter() - started) * 1e3
-        lm = None
-        if entry is not None:
-            lm = self._open_lm(live, entry)
-            live.times.lm_ms -= (time.perf_counter() - started) * 1e3 * 0
+        lm = None if entry is None else self._open_lm(live, entry)
         return Segment(lm, flow, known_tokens=prompt_tokens, done_tokens=prompt_tokens)
 
     def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
@@ -447,16 +485,19 @@ class Engine:
             live.segment = live.segment_input = None
             live.attempt = 0
         if len(samples) or request_ends:
-            self._emit(live, AudioChunk(
-                samples=samples,
-                sample_rate_hz=self.sample_rate_hz,
-                index=live.num_chunks,
-                segment=max(0, live.num_segments - (1 if segment_ends else 0)),
-                start_s=live.num_samples / self.sample_rate_hz,
-                elapsed_ms=live.elapsed_ms(),
-                times=replace(live.times),
-                is_last=request_ends,
-            ))
+            self._emit(
+                live,
+                AudioChunk(
+                    samples=samples,
+                    sample_rate_hz=self.sample_rate_hz,
+                    index=live.num_chunks,
+                    segment=max(0, live.num_segments - (1 if segment_ends else 0)),
+                    start_s=live.num_samples / self.sample_rate_hz,
+                    elapsed_ms=live.elapsed_ms(),
+                    times=replace(live.times),
+                    is_last=request_ends,
+                ),
+            )
         if request_ends:
             self._finish(live, "length" if live.was_cut else "stop")
 
@@ -467,6 +508,7 @@ class Engine:
         live.num_chunks += 1
         live.chunks.append(chunk)
         live.ticket.pending_chunks += 1
+        self._notify(live)
 
     def _update(self, live: LiveRequest) -> None:
         """Tells the scheduler what the request can do next."""
@@ -481,21 +523,17 @@ class Engine:
             ticket.tokens_until_audio, ticket.waits_for_text = 0, False
         else:
             assert segment.lm is not None
-            ticket.waits_for_text = segment.lm.needs_text()
+            ticket.waits_for_text = segment.lm.waits_for_text
             ticket.tokens_until_audio = (
                 self._plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
                 if segment.flow is not None
                 else FAR
             )
 
-    def _fail(self, live: LiveRequest, error: VivaceError) -> None:
-        if not live.is_done:
-            live.error = error
-            self._finish(live, "error")
-
     def _finish(self, live: LiveRequest, reason: FinishReason) -> None:
         """The one place where a request ends, whatever the reason: its state is freed here."""
         live.finish_reason = reason
+        live.wall_ms = live.elapsed_ms()
         live.account_waiting()
         live.segment = live.segment_input = None
         live.pieces = None
@@ -503,3 +541,9 @@ class Engine:
             live.chunks.clear()
         self._scheduler.remove(live.request_id)
         self._live.pop(live.request_id, None)
+        self._notify(live)
+
+    def _notify(self, live: LiveRequest) -> None:
+        self._changed.notify_all()
+        if live.listener is not None:
+            live.listener()

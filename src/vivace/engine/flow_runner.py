@@ -11,7 +11,8 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 
 if TYPE_CHECKING:
-    from vivace.models.flow import FlowModel, FlowStream
+    from vivace.models.flow import FlowModel
+    from vivace.models.flow_stream import FlowStream
     from vivace.voice import Voice
 
 
@@ -33,7 +34,7 @@ class FlowRunner:
         if prompt is None:
             device = self._flow.input_embedding.weight.device
             prompt = self._flow.new_stream(
-                torch.from_numpy(voice.embedding).to(device), torch.from_numpy(voice.mel).to(device)
+                torch.tensor(voice.embedding, device=device), torch.tensor(voice.mel, device=device)
             )
             self._flow.step(prompt, voice.speech_tokens.tolist(), is_last=False)
             self._prompts[voice] = prompt
@@ -56,8 +57,8 @@ class FlowRunner:
         whole = torch.tensor([*voice.speech_tokens.tolist(), *tokens], device=device)
         mel = self._flow.generate(
             whole,
-            torch.from_numpy(voice.mel).to(device),
-            torch.from_numpy(voice.embedding).to(device),
+            torch.tensor(voice.mel, device=device),
+            torch.tensor(voice.embedding, device=device),
             streaming=False,
         )
         return _finite(mel)

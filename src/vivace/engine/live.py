@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed
     from vivace.engine.vocoder_runner import VocoderSession
-    from vivace.models.flow import FlowStream
+    from vivace.models.flow_stream import FlowStream
     from vivace.voice import Voice
 
 
@@ -49,6 +49,7 @@ class LiveRequest:
         pieces: where streamed text comes from when the caller gave an iterable.
         chunks: made and not yet taken.
         finish_reason: None while it runs. error: why it failed, raised to the consumer.
+        listener: called when there is a new chunk or the request has ended.
     """
 
     request_id: int
@@ -58,6 +59,7 @@ class LiveRequest:
     stream: bool
     vocoder: VocoderSession
     feed: TextFeed | None
+    sample_rate_hz: int
     pieces: Iterator[str] | None = None
     segment: Segment | None = None
     segment_input: SegmentInput | None = None
@@ -74,6 +76,8 @@ class LiveRequest:
     finish_reason: FinishReason | None = None
     error: VivaceError | None = None
     was_cut: bool = False
+    wall_ms: float = 0.0
+    listener: Callable[[], object] | None = None
 
     @property
     def is_done(self) -> bool:

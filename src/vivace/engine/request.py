@@ -49,14 +49,15 @@ class SynthesisRequest:
 
 def check_request(request: SynthesisRequest, limits: Limits) -> None:
     """Raises ``InvalidRequestError`` that names the field; the text itself is checked where it is normalised."""
-    if isinstance(request.text, str):
-        if len(request.text) > limits.text_characters:
+    text: object = request.text
+    if isinstance(text, str):
+        if len(text) > limits.text_characters:
             raise InvalidTextError(
                 f"text is longer than {limits.text_characters} characters; split it into several requests",
                 code="input_too_long",
                 param="text",
             )
-    elif not isinstance(request.text, Iterable) or isinstance(request.text, bytes):
+    elif isinstance(text, bytes) or not isinstance(text, Iterable):
         raise InvalidTextError("text must be a str or an iterable of str", code="invalid_type", param="text")
     _check_number("speed", request.speed, limits.speed_min, limits.speed_max)
     if request.instruction is not None and not isinstance(request.instruction, str):
@@ -82,7 +83,9 @@ def check_sampling(sampling: SamplingParams) -> None:
         _check_number("tau_r", sampling.tau_r, 0.0, 1e6)
     for name, value, top in (("top_k", sampling.top_k, 100_000), ("win_size", sampling.win_size, 1_000)):
         low = 1 if name == "top_k" else 0
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= top):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not low <= value <= top
+        ):
             raise InvalidRequestError(f"{name} must be an integer from {low} to {top}", param=name)
 
 

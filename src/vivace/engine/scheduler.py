@@ -49,7 +49,9 @@ class Scheduler:
         max_pending_chunks: undelivered chunks at which a request pauses.
     """
 
-    def __init__(self, *, max_requests: int = 64, burst_tokens: int = 16, max_pending_chunks: int = 8) -> None:
+    def __init__(
+        self, *, max_requests: int = 64, burst_tokens: int = 16, max_pending_chunks: int = 8
+    ) -> None:
         self.max_requests = max_requests
         self.burst_tokens = burst_tokens
         self.max_pending_chunks = max_pending_chunks
@@ -62,7 +64,8 @@ class Scheduler:
     def add(self, ticket: Ticket) -> None:
         if len(self._tickets) >= self.max_requests:
             raise OverloadedError(
-                f"{self.max_requests} requests are running; try again when one has finished", retry_after_s=1.0
+                f"{self.max_requests} requests are running; try again when one has finished",
+                retry_after_s=1.0,
             )
         self._tickets[ticket.request_id] = ticket
         self._turns.append(ticket.request_id)

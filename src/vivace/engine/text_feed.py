@@ -1,7 +1,8 @@
 """Turns a request's text into segments that the speech LM speaks one after the other.
 
 A known text is normalised and split at once. Streamed text is cut into clauses as it arrives; the clauses
-of one segment go into one interleaved sequence, a new segment begins at a clause border when the segment is long enough.
+of one segment go into one interleaved sequence, and a new segment begins at a clause border when the segment is
+long enough.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vivace.config import Limits
 from vivace.engine.interleave import Interleaver
 from vivace.errors import InvalidTextError
 
@@ -53,9 +53,8 @@ class TextFeed:
         InvalidTextError: from ``push`` (known text) or ``finish``: nothing to speak, control tokens, …
     """
 
-    def __init__(self, frontend: Frontend, request: SynthesisRequest, voice: Voice, limits: Limits) -> None:
+    def __init__(self, frontend: Frontend, request: SynthesisRequest, voice: Voice) -> None:
         self._frontend = frontend
-        self._limits = limits
         self._language = request.language
         self._prompt = frontend.prompt(voice, request.instruction, cross_lingual=request.cross_lingual)
         self._segments: deque[SegmentInput] = deque()
@@ -63,7 +62,6 @@ class TextFeed:
         self._open: Interleaver | None = None
         self._spoke = False
         self._finished = False
-        self._num_characters = 0
 
     @property
     def has_segment(self) -> bool:
@@ -83,15 +81,6 @@ class TextFeed:
             for segment in self._frontend.segments(text, self._language):
                 self._add(*segment)
             return
-        if not isinstance(text, str):
-            raise InvalidTextError("every piece of text must be a str", code="invalid_type", param="text")
-        self._num_characters += len(text)
-        if self._num_characters > self._limits.text_characters:
-            raise InvalidTextError(
-                f"text is longer than {self._limits.text_characters} characters; start a new request",
-                code="input_too_long",
-                param="text",
-            )
         for clause in self._clauses.push(text):
             self._add_clause(clause)
 
@@ -107,7 +96,9 @@ class TextFeed:
                 self._open = None
         self._finished = True
         if not self._spoke:
-            raise InvalidTextError("text is empty; give at least one word to speak", code="empty_input", param="text")
+            raise InvalidTextError(
+                "text is empty; give at least one word to speak", code="empty_input", param="text"
+            )
 
     def _add(self, text: str, tokens: list[int]) -> None:
         self._spoke = True
@@ -123,7 +114,10 @@ class TextFeed:
             return
         self._spoke = True
         prompt = self._prompt
-        if self._open is not None and self._open.num_text_tokens + len(tokens) > self._frontend.segment_tokens:
+        if (
+            self._open is not None
+            and self._open.num_text_tokens + len(tokens) > self._frontend.segment_tokens
+        ):
             self._open.finish()
             self._open = None
         if self._open is None:

@@ -1,0 +1,91 @@
+"""The text front end of one model: normalisation, segments, pronunciation, prompts, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivace.config import Limits, ModelConfig, SpeechLMConfig
+from vivace.errors import ModelFolderError
+from vivace.text.normalize import normalize
+from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
+from vivace.text.pronounce import Pronouncer
+from vivace.text.split import split_text
+from vivace.text.stream import ClauseStream
+from vivace.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from vivace.voice import Voice
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """What stands before the text in the speech LM's sequence.
+
+    Attributes:
+        instruction: text tokens up to and including ``<|endofprompt|>``.
+        prompt_text, prompt_speech: the voice's prompt; both empty where the LM must not see it.
+    """
+
+    instruction: list[int]
+    prompt_text: list[int]
+    prompt_speech: list[int]
+
+
+class Frontend:
+    """Text to token ids.
+
+    Args:
+        tokenizer_folder: the model's ``CosyVoice-BlankEN``.
+        folder: the model folder, which holds the pronouncing lexicon where the model uses one.
+    """
+
+    def __init__(self, tokenizer_folder: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
+        self.lm_config: SpeechLMConfig = config.lm
+        self.segment_tokens = limits.segment_text_tokens
+        self._limits = limits
+        self._tokenizer = TextTokenizer.from_folder(tokenizer_folder)
+        self._pronouncer: Pronouncer | None = None
+        if config.pronunciation is not None:
+            if config.pronunciation != "en-arpabet":
+                raise ModelFolderError(f"{folder}: unknown pronunciation front end; use a newer Vivace")
+            self._pronouncer = Pronouncer.from_folder(folder)
+
+    def tokens(self, text: str) -> list[int]:
+        """Normalised text to ids, through the pronouncing front end where the model has one."""
+        return encode_spoken(self._tokenizer, self._pronounce(text))
+
+    def segments(self, text: str, language: str | None) -> list[tuple[str, list[int]]]:
+        """Every segment of a text with its ids, in order; at least one. Raises InvalidTextError."""
+        spoken = normalize(text, language, limits=self._limits)
+        parts = split_text(spoken, lambda part: len(self.tokens(part)), self.segment_tokens)
+        return [(part, self.tokens(part)) for part in parts]
+
+    def text_stream(self, language: str | None) -> ClauseStream:
+        """For text that arrives in pieces."""
+        return ClauseStream(language, limits=self._limits)
+
+    def prompt(self, voice: Voice, instruction: str | None, *, cross_lingual: bool) -> PromptTokens:
+        """The part before the text; see ``text.prompts`` for the three modes. The flow keeps the voice in each."""
+        reads_prompt = not cross_lingual and len(voice.speech_tokens) > 0
+        transcript = prepare_transcript(voice.prompt_text, limits=self._limits) if reads_prompt else ""
+        prompt = build_prompt(
+            self._tokenizer,
+            transcript=self._pronounce(transcript),
+            instruction=prepare_instruction(instruction or "", limits=self._limits),
+        )
+        speech = voice.speech_tokens.tolist() if prompt.uses_prompt_speech else []
+        return PromptTokens(list(prompt.prefix_tokens), list(prompt.transcript_tokens), speech)
+
+    def _pronounce(self, text: str) -> str:
+        return text if self._pronouncer is None else self._pronouncer.to_tags(text)
+
+    def decode_prompt(self, ids: Sequence[int]) -> str:
+        """Text of a prompt that an official file stores as ids, template removed."""
+        end = self._tokenizer.end_of_prompt_id
+        ids = list(ids)
+        if end in ids:
+            ids = ids[ids.index(end) + 1 :]
+        return self._tokenizer.decode(ids)

@@ -1,0 +1,189 @@
+"""Opens everything that an engine needs: model, text front end, voices, prompt encoders."""
+
+from __future__ import annotations
+
+import importlib.resources
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vivace.audio.decode import decode_audio
+from vivace.audio.features import resample
+from vivace.audio.pool import FeaturePool
+from vivace.checkpoint import Model, load_config, open_model, read_official_voices
+from vivace.checkpoint.files import ModelPaths, find_paths
+from vivace.config import Limits, ModelConfig, cpu_threads, voices_folder
+from vivace.engine.frontend import Frontend
+from vivace.errors import InvalidRequestError, ModelFolderError, VivaceError, VoiceNotFoundError
+from vivace.models.prompt_encoders import SpeakerEncoder, SpeechTokenizer
+from vivace.voice import Voice, VoiceRegistry, from_spk2info, load_voice, make_voice
+from vivace.voice.prompt import ENCODER_RATE_HZ
+
+if TYPE_CHECKING:
+    from vivace.audio.decode import AudioSource
+
+EMBEDDED = "mini"
+VOICES_SUBFOLDER = "voices"
+
+_log = logging.getLogger(__name__)
+
+
+def model_folder(model: str | Path) -> Path:
+    """Where a model lies: "mini" is the embedded one, anything else a path."""
+    if str(model) == EMBEDDED:
+        return Path(str(importlib.resources.files("vivace"))) / "assets" / EMBEDDED
+    return Path(model)
+
+
+def open_voices(
+    model: str | Path, folder: Path | None = None, *, frontend: Frontend | None = None
+) -> VoiceRegistry:
+    """The voices of a model folder and the stored ones, without loading the model."""
+    path = model_folder(model)
+    config, (paths, _) = load_config(path), find_paths(path)
+    return VoiceRegistry(folder or voices_folder(), _builtin_voices(path, paths, config, frontend))
+
+
+def _builtin_voices(
+    folder: Path, paths: ModelPaths, config: ModelConfig, frontend: Frontend | None
+) -> dict[str, Voice]:
+    """Voices that come with the model: ``spk2info.pt`` and our own files in ``voices/``."""
+    voices: dict[str, Voice] = {}
+    if paths.voices is not None:
+        decode = None if frontend is None else frontend.decode_prompt
+        stored = read_official_voices(paths.voices, config.flow.spk_embed_dim, config.flow.output_size)
+        for name, entry in stored.items():
+            try:
+                voices[name.lower()] = from_spk2info(name, entry, config=config, decode_text=decode)
+            except VivaceError as error:
+                _log.warning("a voice of %s was left out: %s", paths.voices.name, error.message)
+    for path in sorted((folder / VOICES_SUBFOLDER).glob("*.safetensors")):
+        voice = load_voice(path)
+        voices[voice.name] = voice
+    return voices
+
+
+class Assets:
+    """What one engine holds for its lifetime.
+
+    Attributes:
+        frontend: None where the folder has no tokenizer: then only voice conversion works.
+    """
+
+    def __init__(
+        self, model: Model, frontend: Frontend | None, voices: VoiceRegistry, limits: Limits
+    ) -> None:
+        self.model = model
+        self.frontend = frontend
+        self.voices = voices
+        self.limits = limits
+        self._pool = FeaturePool()
+        self._lock = threading.Lock()
+        self._speech_tokenizer: SpeechTokenizer | None = None
+        self._speaker_encoder: SpeakerEncoder | None = None
+
+    @property
+    def default_voice(self) -> Voice | None:
+        """The model's own choice, or the first built-in voice."""
+        name = self.model.config.default_voice
+        names = [entry.name for entry in self.voices.list() if entry.kind == "built-in"]
+        if name is None or name not in names:
+            name = names[0] if names else None
+        return None if name is None else self.voices.get(name)
+
+    def find_voice(self, voice: str | Voice | None) -> Voice:
+        """The voice asked for, checked against the model. Never another one in its place."""
+        if voice is None:
+            found = self.default_voice
+            if found is None:
+                raise VoiceNotFoundError(
+                    "this model has no built-in voice; give a voice made from a recording", param="voice"
+                )
+        elif isinstance(voice, Voice):
+            found = voice
+        elif isinstance(voice, str):
+            found = self.voices.get(voice)
+        else:
+            raise InvalidRequestError("voice must be a name or a Voice", code="invalid_type", param="voice")
+        found.check_fits(self.model.config)
+        return found
+
+    def make_voice(self, audio: AudioSource, text: str, *, name: str, consent: bool) -> Voice:
+        """See ``Engine.make_voice``. Runs in the feature pool, so that it overlaps other work."""
+        tokenizer, encoder = self._encoders()
+
+        def make() -> Voice:
+            return make_voice(
+                audio,
+                text,
+                name=name,
+                config=self.model.config,
+                speech_tokenizer=tokenizer,
+                speaker_encoder=encoder,
+                limits=self.limits,
+                consent=consent,
+            )
+
+        return self._pool.submit(make).result()
+
+    def speech_tokens(self, audio: AudioSource) -> list[int]:
+        """Speech tokens of a recording, for voice conversion."""
+        tokenizer, _ = self._encoders()
+
+        def encode() -> list[int]:
+            samples, rate_hz = decode_audio(audio, self.limits)
+            tokens: list[int] = tokenizer.encode(resample(samples, rate_hz, ENCODER_RATE_HZ)).tolist()
+            return tokens
+
+        return self._pool.submit(encode).result()
+
+    def missing_error(self, feature: str) -> ModelFolderError:
+        """What the folder lacks for ``feature``."""
+        return ModelFolderError(
+            f"{self.model.folder}: {self.model.missing.get(feature, 'files are missing')}"
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _encoders(self) -> tuple[SpeechTokenizer, SpeakerEncoder]:
+        paths = self.model.paths
+        if paths.speech_tokenizer is None:
+            raise self.missing_error("speech_tokenizer")
+        if paths.speaker_encoder is None:
+            raise self.missing_error("speaker_encoder")
+        with self._lock:
+            if self._speech_tokenizer is None:
+                size = self.model.config.lm.speech_token_size
+                self._speech_tokenizer = SpeechTokenizer(paths.speech_tokenizer, size)
+            if self._speaker_encoder is None:
+                self._speaker_encoder = SpeakerEncoder(paths.speaker_encoder)
+            return self._speech_tokenizer, self._speaker_encoder
+
+
+def load_assets(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    voices_folder: Path | None = None,
+    limits: Limits | None = None,
+) -> Assets:
+    """Loads a model folder and its voices. Raises ModelFolderError."""
+    threads = cpu_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = model_folder(model)
+    loaded = open_model(folder, device, dtype)
+    loaded.flow.prepare()
+    limits = limits or Limits()
+    limits = replace(limits, stream_frames=min(limits.stream_frames, loaded.config.flow.noise_frames))
+    frontend = None
+    if loaded.paths.tokenizer is not None:
+        frontend = Frontend(loaded.paths.tokenizer, folder, loaded.config, limits)
+    voices = open_voices(folder, voices_folder, frontend=frontend)
+    return Assets(loaded, frontend, voices, limits)
