@@ -1,0 +1,322 @@
+"""What this machine and a model folder can do, found out without loading a model and without raising."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from vivace.errors import ModelFolderError
+
+T = TypeVar("T")
+Status: TypeAlias = Literal["ok", "missing", "problem"]
+
+_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr", "onnxruntime", "wetext")
+_CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """One CUDA device."""
+
+    name: str
+    memory_gib: float
+    capability: str
+
+
+@dataclass(slots=True)
+class MachineReport:
+    """What the machine offers.
+
+    Attributes:
+        cpu: model name.
+        cpu_flags: instruction sets that speed models up.
+        cores: that this process may use.
+        memory_gib: of the machine, None if unknown.
+        packages: version by package; None if it is not installed.
+        gpus: CUDA devices that PyTorch can use.
+        onnx_providers: of ONNX Runtime.
+        audio_formats: containers that can be decoded and written.
+        problems: one line each.
+    """
+
+    system: str
+    python: str
+    cpu: str
+    cpu_flags: list[str]
+    cores: int
+    memory_gib: float | None
+    packages: dict[str, str | None]
+    gpus: list[GpuReport] = field(default_factory=list)
+    onnx_providers: list[str] = field(default_factory=list)
+    audio_formats: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One file of a model folder."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@dataclass(slots=True)
+class FolderReport:
+    """What a model folder offers.
+
+    Attributes:
+        folder: its path.
+        format: ``official`` or ``vivace``; None if it is neither.
+        files: each file that a complete folder has.
+        parameters: number of weights, by stage.
+        features: ``speak``, ``instruct``, ``clone`` and ``convert_voice``: whether the folder has what they need.
+        usable: it can speak with a stored voice or a cloned one.
+        problems: one line each; a broken folder has at least one.
+    """
+
+    folder: str
+    format: Literal["official", "vivace"] | None = None
+    model: str | None = None
+    files: list[FileReport] = field(default_factory=list)
+    parameters: dict[str, int] = field(default_factory=dict)
+    features: dict[str, bool] = field(default_factory=dict)
+    usable: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that ``vivace doctor`` says."""
+
+    machine: MachineReport
+    folder: FolderReport | None
+
+    @property
+    def usable(self) -> bool:
+        """False if the machine or the folder asked about cannot be used: exit code 2."""
+        return not self.machine.problems and (self.folder is None or self.folder.usable)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "usable": self.usable}
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        lines = _machine_lines(self.machine)
+        if self.folder is not None:
+            lines += ["", *_folder_lines(self.folder)]
+        return lines
+
+
+def examine(folder: str | Path | None = None) -> Report:
+    """Looks at the machine and, if one is given, at a model folder. Never raises on a broken one."""
+    return Report(examine_machine(), None if folder is None else examine_folder(Path(folder)))
+
+
+def examine_machine() -> MachineReport:
+    """What the machine offers; each part that cannot be found out is left out or named as a problem."""
+    flags, cpu = _cpu()
+    report = MachineReport(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        cpu=cpu,
+        cpu_flags=flags,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=_memory_gib(),
+        packages={name: _version(name) for name in _PACKAGES},
+    )
+    for name, look in (
+        ("torch", _look_at_torch),
+        ("onnxruntime", _look_at_onnx),
+        ("soundfile", _look_at_soundfile),
+    ):
+        try:
+            look(report)
+        except Exception as error:  # a broken installation fails in many ways; each is a finding
+            report.problems.append(f"{name} does not work ({type(error).__name__}): install it again")
+    return report
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> tuple[list[str], str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return [], platform.processor() or platform.machine()
+    name, found = platform.machine(), set[str]()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            found |= set(value.split())
+    return [flag for flag in _CPU_FLAGS if flag in found], name
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _look_at_torch(report: MachineReport) -> None:
+    import torch
+
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.cuda.get_device_properties(index)
+        report.gpus.append(
+            GpuReport(device.name, round(device.total_memory / 2**30, 1), f"{device.major}.{device.minor}")
+        )
+
+
+def _look_at_onnx(report: MachineReport) -> None:
+    import onnxruntime
+
+    report.onnx_providers = list(onnxruntime.get_available_providers())
+
+
+def _look_at_soundfile(report: MachineReport) -> None:
+    import soundfile
+
+    report.audio_formats = sorted(soundfile.available_formats())
+
+
+def examine_folder(folder: Path) -> FolderReport:
+    """What a model folder offers: headers and configuration are read, weights only as far as they name themselves."""
+    from vivace.checkpoint import STAGES, load_config, num_parameters
+    from vivace.checkpoint.files import find_paths, is_native
+
+    report = FolderReport(folder=str(folder))
+    config = _attempt(report, lambda: load_config(folder))
+    if config is None:
+        report.features = dict.fromkeys(("speak", "instruct", "clone", "convert_voice"), False)
+        return report
+    report.format = "vivace" if is_native(folder) else "official"
+    report.model = f"CosyVoice {config.generation}, {config.lm.num_layers} + {config.flow.dit.depth} layers"
+    report.parameters = {stage: num_parameters(config, stage) for stage in STAGES}
+    weights_ok = _look_at_weights(report, folder)
+    paths, missing = find_paths(folder)
+    for key, path in (
+        ("tokenizer", paths.tokenizer),
+        ("speaker_encoder", paths.speaker_encoder),
+        ("speech_tokenizer", paths.speech_tokenizer),
+        ("voices", paths.voices),
+    ):
+        if path is not None:
+            report.files.append(FileReport(path.name, "ok", _size(path) if path.is_file() else ""))
+        else:
+            name, _, detail = missing[key].partition(": ")
+            report.files.append(
+                FileReport(name, "missing" if detail.startswith("is missing") else "problem", detail)
+            )
+    stored = paths.voices is not None or any((folder / "voices").glob("*.safetensors"))
+    encoders = paths.speaker_encoder is not None and paths.speech_tokenizer is not None
+    speak = weights_ok and paths.tokenizer is not None and (stored or encoders)
+    report.features = {
+        "speak": speak,
+        "instruct": speak,
+        "clone": speak and encoders,
+        "convert_voice": weights_ok and encoders,
+    }
+    report.usable = speak
+    if weights_ok and paths.tokenizer is not None and not speak:
+        report.problems.append("no stored voice and no prompt encoders, so there is no voice to speak with")
+    if paths.tokenizer is None:
+        report.problems.append(missing["tokenizer"])
+    return report
+
+
+def _attempt(report: FolderReport, action: Callable[[], T]) -> T | None:
+    """The action's result, or None with its error noted."""
+    try:
+        return action()
+    except ModelFolderError as error:
+        report.problems.append(error.message)
+    except OSError as error:
+        report.problems.append(f"{Path(report.folder).name}: cannot be read ({error.strerror})")
+    return None
+
+
+def _look_at_weights(report: FolderReport, folder: Path) -> bool:
+    """Checks names, shapes and values of every stage: what opening the model would refuse is found here."""
+    from vivace.checkpoint import STAGES, load_config
+    from vivace.checkpoint.files import is_native
+    from vivace.checkpoint.native import read_native_weights
+    from vivace.checkpoint.official import read_official_stage, stage_file
+
+    config = load_config(folder)
+    actions: dict[Path, Callable[[], object]]
+    if is_native(folder):
+        actions = {folder / "model.safetensors": partial(read_native_weights, folder, config)}
+    else:
+        actions = {
+            stage_file(folder, stage): partial(read_official_stage, stage_file(folder, stage), stage, config)
+            for stage in STAGES
+        }
+        if (folder / "llm.rl.pt").exists():
+            path = folder / "llm.rl.pt"
+            actions[path] = partial(read_official_stage, path, "lm", config)
+    good = True
+    for path, action in actions.items():
+        if _attempt(report, action) is not None:
+            report.files.append(FileReport(path.name, "ok", _size(path)))
+            continue
+        good = good and path.name == "llm.rl.pt"
+        report.files.append(
+            FileReport(
+                path.name, "problem" if path.exists() else "missing", report.problems[-1].partition(": ")[2]
+            )
+        )
+    return good
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def _machine_lines(machine: MachineReport) -> list[str]:
+    memory = "" if machine.memory_gib is None else f", {machine.memory_gib} GiB memory"
+    lines = [
+        f"system    {machine.system}, Python {machine.python}",
+        f"CPU       {machine.cpu}: {machine.cores} cores{memory}, {' '.join(machine.cpu_flags)}".rstrip(
+            ": ,"
+        ),
+    ]
+    lines += [
+        f"GPU       {gpu.name}, {gpu.memory_gib} GiB, capability {gpu.capability}" for gpu in machine.gpus
+    ]
+    if not machine.gpus:
+        lines.append("GPU       none that PyTorch can use; models run on the CPU")
+    packages = (f"{name} {version or 'MISSING'}" for name, version in machine.packages.items())
+    lines += [
+        f"packages  {', '.join(packages)}",
+        f"ONNX      {', '.join(machine.onnx_providers) or 'none'}",
+        f"audio     {', '.join(machine.audio_formats) or 'none'}",
+    ]
+    return lines + [f"PROBLEM   {problem}" for problem in machine.problems]
+
+
+def _folder_lines(report: FolderReport) -> list[str]:
+    lines = [f"folder    {report.folder}"]
+    if report.model is not None:
+        total = sum(report.parameters.values())
+        lines.append(f"model     {report.model}, {total / 1e6:.1f} M weights, {report.format} format")
+    lines += [f"  {file.status:8}{file.name}  {file.detail}".rstrip() for file in report.files]
+    if report.format is not None:
+        can = [name.replace("_", " ") for name, there in report.features.items() if there]
+        lines.append(f"can       {', '.join(can) or 'nothing'}")
+    return lines + [f"PROBLEM   {problem}" for problem in report.problems]
