@@ -37,18 +37,18 @@ def _slaney_hz(mel: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _whisper_filters(bins: int = 128) -> Tensor:
+def _whisper_filters(device: torch.device, bins: int = 128) -> Tensor:
     """Triangles of equal area, ``[bins, 201]``."""
     edges = _slaney_hz(np.linspace(0.0, float(_slaney_mel(np.array(RATE / 2))), bins + 2))
     lines = np.arange(FFT // 2 + 1) * RATE / FFT
     rising = (lines[None] - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - lines[None]) / (edges[2:] - edges[1:-1])[:, None]
     weights = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))[:, None]
-    return torch.from_numpy(weights.astype(np.float32))
+    return torch.from_numpy(weights.astype(np.float32)).to(device)
 
 
 @cache
-def _kaldi_filters(bins: int = 80, low_hz: float = 20.0) -> Tensor:
+def _kaldi_filters(device: torch.device, bins: int = 80, low_hz: float = 20.0) -> Tensor:
     """Triangles on Kaldi's mel scale, straight in mel, ``[bins, 257]``."""
 
     def mel(hz: np.ndarray) -> np.ndarray:
@@ -61,17 +61,17 @@ def _kaldi_filters(bins: int = 80, low_hz: float = 20.0) -> Tensor:
         0.0, np.minimum(lines[None] - edges[:-2, None], edges[2:, None] - lines[None]) / step
     )
     weights[:, -1] = 0.0  # Kaldi leaves out the line at half the sample rate
-    return torch.from_numpy(weights.astype(np.float32))
+    return torch.from_numpy(weights.astype(np.float32)).to(device)
 
 
 @cache
-def _resampling_filter() -> Tensor:
+def _resampling_filter(device: torch.device) -> Tensor:
     """Windowed sinc for 24 → 16 kHz, ``[taps, 2]``: one column for each of the two output phases."""
     cutoff = 7_700.0 / 24_000.0  # cycles per input sample; the window's slope ends near 8 kHz
     at = np.arange(-_SIDE, _SIDE + 4)[:, None] - np.array([0.0, 1.5])[None]
     inside = np.clip(1.0 - (at / (_SIDE + 1)) ** 2, 0.0, None)
     taps = 2 * cutoff * np.sinc(2 * cutoff * at) * np.i0(9.0 * np.sqrt(inside)) / np.i0(9.0) * (inside > 0)
-    return torch.from_numpy((taps / taps.sum(axis=0)).astype(np.float32))
+    return torch.from_numpy((taps / taps.sum(axis=0)).astype(np.float32)).to(device)
 
 
 def resample_24k_to_16k(samples: Tensor, block: int = 1 << 20) -> Tensor:
@@ -79,7 +79,7 @@ def resample_24k_to_16k(samples: Tensor, block: int = 1 << 20) -> Tensor:
 
     Works through blocks of ``block`` output pairs, so that hours of speech fit.
     """
-    taps = _resampling_filter().to(samples.device)
+    taps = _resampling_filter(samples.device)
     pairs = -(-len(samples) // 3)
     padded = F.pad(samples, (_SIDE, _SIDE + 4 + 3 * pairs - len(samples)))
     pieces = [
@@ -111,7 +111,7 @@ def log_mel128(samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     power = torch.fft.rfft(frames * window).abs().square()
     counts = lengths // HOP
     inside = torch.arange(power.shape[1], device=samples.device)[None, :, None] < counts[:, None, None]
-    mel = (power @ _whisper_filters().to(samples.device).T).clamp_min(1e-10).log10()
+    mel = (power @ _whisper_filters(samples.device).T).clamp_min(1e-10).log10()
     top = mel.masked_fill(~inside, -math.inf).amax((1, 2), keepdim=True)
     return (((mel.maximum(top - 8.0) + 4.0) / 4.0) * inside).transpose(1, 2), counts
 
@@ -131,7 +131,7 @@ def fbank80(samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     frames = frames - 0.97 * torch.cat([frames[..., :1], frames[..., :-1]], -1)
     window = torch.hann_window(FFT, periodic=False, device=samples.device).pow(0.85)
     power = torch.fft.rfft(frames * window, n=KALDI_FFT).abs().square()
-    banks = (power @ _kaldi_filters().to(samples.device).T).clamp_min(torch.finfo(torch.float32).eps).log()
+    banks = (power @ _kaldi_filters(samples.device).T).clamp_min(torch.finfo(torch.float32).eps).log()
     counts = 1 + (lengths - FFT) // HOP
     inside = torch.arange(frames.shape[1], device=samples.device)[None, :, None] < counts[:, None, None]
     mean = (banks * inside).sum(1, keepdim=True) / counts[:, None, None]

@@ -24,13 +24,14 @@ def batches(
     while True:
         jitter = 1.0 + 0.1 * torch.rand(len(items), generator=generator, dtype=torch.float64)
         order = (lengths * jitter).argsort()
+        sorted_lengths = lengths[order].tolist()
         parts: list[Tensor] = []
         begin, longest = 0, 0.0
-        for place, index in enumerate(order.tolist()):
-            longest = max(longest, float(lengths[index]))
+        for place, length in enumerate(sorted_lengths):
+            longest = max(longest, length)
             if place > begin and longest * (place + 1 - begin) > batch_seconds:
                 parts.append(items[order[begin:place]])
-                begin, longest = place, float(lengths[index])
+                begin, longest = place, length
         parts.append(items[order[begin:]])
         for index in torch.randperm(len(parts), generator=generator).tolist():
             yield parts[index]

@@ -269,7 +269,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument("--symbols", choices=("auto", "teacher", "frontend", "letters"), default="auto")
     command.add_argument("--early-weight", type=float, default=0.3, help="CTC before the quantiser")
     command.add_argument("--mel-weight", type=float, default=0.4, help="giving back the mel")
-    command.add_argument("--alike-weight", type=float, default=0.3, help="places of the code that correlate")
+    command.add_argument("--alike-weight", type=float, default=0.1, help="places of the code that correlate")
     command.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
     command.add_argument("--dropout", type=float, default=0.1)
     command.add_argument("--batch-seconds", type=float, default=400.0, help="speech in one step")
