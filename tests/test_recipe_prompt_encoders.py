@@ -226,15 +226,14 @@ def test_exported_speaker_encoder_gives_the_same_embedding(tmp_path):
 def test_tokenizer_trains_resumes_tokenizes_and_reads_back(corpus_folder, tmp_path):
     shared = ["--data", str(corpus_folder), "--device", "cpu"]
     short = ["--steps", "1", "--batch-seconds", "5", "--symbols", "letters", "--levels", "6"]
-    train_tokenizer.main(["train", *shared, *short, "--out", str(tmp_path / "a")])
-    checkpoint = tmp_path / "a" / "tokenizer.pt"
+    train_tokenizer.main([*shared, *short, "--out", str(tmp_path / "tokenizer")])
+    checkpoint = tmp_path / "tokenizer" / "tokenizer.pt"
     assert checkpoint.stat().st_size < 16_000_000
-    resumed = ["--resume", str(checkpoint), "--out", str(tmp_path / "b")]
+    resumed = ["--resume", str(checkpoint.with_name("resume.pt")), "--out", str(tmp_path / "b")]
     train_tokenizer.main(["train", *shared, *short, *resumed])
     assert json.loads((tmp_path / "b" / "tokenizer.json").read_text())["steps"] == 1
-    out = tmp_path / "tokens.npz"
-    train_tokenizer.main(["tokenize", *shared, "--model", str(checkpoint), "--out", str(out)])
-    with np.load(out) as found:
+    train_tokenizer.main(["tokenize", *shared, "--out", str(tmp_path)])
+    with np.load(tmp_path / "tokens.npz") as found:
         tokens, offsets, codes = found["tokens"], found["offsets"], int(found["codes"])
     samples = [item["num_samples"] for item in Corpus(corpus_folder).items]
     assert codes == 729
@@ -249,15 +248,14 @@ def test_tokenizer_trains_resumes_tokenizes_and_reads_back(corpus_folder, tmp_pa
 
 def test_speaker_encoder_trains_and_embeds(corpus_folder, tmp_path):
     shared = ["--data", str(corpus_folder), "--device", "cpu"]
-    train_speaker.main(["train", *shared, "--steps", "1", "--batch", "4", "--out", str(tmp_path)])
+    train_speaker.main([*shared, "--steps", "1", "--batch", "4", "--out", str(tmp_path / "speaker")])
     out = tmp_path / "speakers.npz"
-    model = str(tmp_path / "speaker.pt")
-    train_speaker.main(["embed", *shared, "--model", model, "--out", str(out)])
+    train_speaker.main(["embed", *shared, "--out", str(tmp_path)])
     found = np.load(out)["embeddings"]
     assert found.shape == (8, 192)
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
-    train_speaker.main(["embed", *shared, "--model", model, "--out", str(out), "--average"])
+    train_speaker.main(["embed", *shared, "--out", str(tmp_path), "--average"])
     mean = np.load(out)["embeddings"]
     np.testing.assert_array_equal(mean[0], mean[4])
     assert np.abs(mean[0] - mean[1]).max() > 0

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from recipes.mini.corpus import Corpus, Item
+from vivace.errors import ModelFolderError
 
 Spell = Callable[[Item], list[str]]
 
@@ -29,7 +30,7 @@ def teacher_phonemes(item: Item) -> list[str]:
 
 
 def front_end_phonemes() -> Spell:
-    """ARPAbet without stress from ``vivace.text.pronounce``; ImportError where that is missing."""
+    """ARPAbet without stress from ``vivace.text.pronounce``; ImportError or ModelFolderError if missing."""
     pronouncer = importlib.import_module("vivace.text.pronounce").Pronouncer()
 
     def spell(item: Item) -> list[str]:
@@ -50,7 +51,7 @@ def choose(corpus: Corpus, kind: str = "auto") -> tuple[str, Spell]:
     if kind in ("frontend", "auto"):
         try:
             return "frontend", front_end_phonemes()
-        except (ImportError, OSError):
+        except (ImportError, ModelFolderError):
             if kind == "frontend":
                 raise
     return "letters", letters
@@ -69,6 +70,12 @@ def numbers(symbols: Sequence[str], names: Sequence[str]) -> list[int]:
     """Symbols to their places in the alphabet; unknown ones are left out."""
     place = {name: index for index, name in enumerate(names)}
     return [place[symbol] for symbol in symbols if symbol in place]
+
+
+def references(corpus: Corpus, kind: str, names: Sequence[str]) -> list[list[int]]:
+    """What every utterance says, as places in ``names``; ``kind`` as ``choose`` gave it."""
+    _, spell = choose(corpus, kind)
+    return [numbers(spell(item), names) for item in corpus.items]
 
 
 def edit_distance(said: Sequence[int], meant: Sequence[int]) -> int:

@@ -1,7 +1,7 @@
 """Train the embedded model's speaker encoder, and turn a corpus into speaker embeddings with it.
 
-    python -m recipes.mini.train_speaker train --data CORPUS --out FOLDER --minutes 1.5
-    python -m recipes.mini.train_speaker embed --data CORPUS --model FOLDER/speaker.pt --out speakers.npz
+    python -m recipes.mini.train_speaker --data CORPUS --out WORK/speaker --minutes 1.5
+    python -m recipes.mini.train_speaker embed --data CORPUS --out WORK
 
 Voices are points in a space: a base voice is a corner, a mixture a known weighted mean of corners. So there
 are two tasks: tell the voices apart, with a margin that shrinks between voices that are near each other, and
@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shutil
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -167,22 +169,24 @@ def train(args: argparse.Namespace) -> None:
         progress.step({name: value.detach() for name, value in losses.items()})
     report = evaluate(ema.model, speech, voices, held) | {"steps": progress.steps}
     save(str(args.out / "speaker.pt"), ema.model, report)
+    shutil.copyfile(args.out / "speaker.pt", args.out / "resume.pt")
     (args.out / "speaker.json").write_text(json.dumps(report) + "\n")
     print("speaker done", json.dumps(report), flush=True)
 
 
 def embed(args: argparse.Namespace) -> None:
-    """Write ``embeddings`` float32 ``[utterances, 192]``, every row of length one."""
+    """Write ``speakers.npz``: ``embeddings`` float32 ``[utterances, 192]``, every row of length one."""
     begun = time.monotonic()
     device = torch.device(args.device)
     corpus = Corpus(args.data)
-    net = load_shipped_speaker(str(args.model), device)
+    net = load_shipped_speaker(str(args.model or args.out / "speaker" / "speaker.pt"), device)
     found = embed_all(net, Speech16k(corpus, device), torch.arange(len(corpus)))
     if args.average:
         of = Voices(corpus).of_item
         sums = torch.zeros(int(of.max()) + 1, found.shape[1]).index_add_(0, of, found)
         found = F.normalize(sums, dim=1)[of]
-    np.savez(args.out, embeddings=found.numpy().astype(np.float32))
+    args.out.mkdir(parents=True, exist_ok=True)
+    np.savez(args.out / "speakers.npz", embeddings=found.numpy().astype(np.float32))
     print(f"{len(found)} embeddings in {time.monotonic() - begun:.1f} s")
 
 
@@ -190,7 +194,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.mini.train_speaker", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("train", help="train the speaker encoder")
+    command = commands.add_parser("train", help="train the speaker encoder (may be left out)")
     command.add_argument("--data", type=Path, required=True, help="corpus folder")
     command.add_argument("--out", type=Path, required=True, help="folder for speaker.pt")
     command.add_argument("--minutes", type=float, default=1.5, help="time for training")
@@ -203,13 +207,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.set_defaults(run=train)
     command = commands.add_parser("embed", help="corpus to speakers.npz")
     command.add_argument("--data", type=Path, required=True, help="corpus folder")
-    command.add_argument("--model", type=Path, required=True, help="speaker.pt")
-    command.add_argument("--out", type=Path, required=True, help="speakers.npz")
+    command.add_argument("--model", type=Path, help="default: OUT/speaker/speaker.pt")
+    command.add_argument("--out", type=Path, required=True, help="folder for speakers.npz")
     command.add_argument("--average", action="store_true", help="every utterance gets the mean of its voice")
     command.set_defaults(run=embed)
     for command in commands.choices.values():
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    return parser.parse_args(["train", *words] if words and words[0].startswith("--data") else words)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Train the embedded model's speech tokenizer, and turn a corpus into tokens with it.
 
-    python -m recipes.mini.train_tokenizer train --data CORPUS --out FOLDER --minutes 3.5 [--levels 5]
-    python -m recipes.mini.train_tokenizer tokenize --data CORPUS --model FOLDER/tokenizer.pt --out tokens.npz
+    python -m recipes.mini.train_tokenizer --data CORPUS --out WORK/tokenizer --minutes 3.5 [--levels 5]
+    python -m recipes.mini.train_tokenizer tokenize --data CORPUS --out WORK
 
 The networks are in ``tokenizer_model``. Three losses: CTC on what was said, before and after the quantiser,
 and the mel that a decoder gives back; the last is small, so that it fills with prosody only what the phonemes
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shutil
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -215,6 +217,7 @@ def train(args: argparse.Namespace) -> None:
     report = evaluate(ema.model, speech, wanted, checking) if len(checking) else {}
     report |= {"steps": progress.steps, "hours": round(float(seconds[training].sum()) / 3600, 3)}
     save(str(args.out / "tokenizer.pt"), ema.model, wanted.names, wanted.kind, report)
+    shutil.copyfile(args.out / "tokenizer.pt", args.out / "resume.pt")
     (args.out / "tokenizer.json").write_text(json.dumps(report) + "\n")
     print("tokenizer done", json.dumps(report), flush=True)
 
@@ -241,12 +244,15 @@ def tokens_of(checkpoint: Path, corpus: Corpus, device: torch.device) -> tuple[l
 
 
 def tokenize(args: argparse.Namespace) -> None:
-    """Write ``tokens`` (uint16, one utterance after the other), ``offsets`` (int64, one more), ``codes``."""
+    """Write ``tokens.npz``: ``tokens`` (uint16, one utterance after the other), ``offsets`` (int64), ``codes``."""
     begun = time.monotonic()
-    found, codes = tokens_of(args.model, Corpus(args.data), torch.device(args.device))
+    found, codes = tokens_of(
+        args.model or args.out / "tokenizer" / "tokenizer.pt", Corpus(args.data), torch.device(args.device)
+    )
     offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
     flat = np.concatenate(found)
-    np.savez(args.out, tokens=flat, offsets=offsets, codes=np.int64(codes))
+    args.out.mkdir(parents=True, exist_ok=True)
+    np.savez(args.out / "tokens.npz", tokens=flat, offsets=offsets, codes=np.int64(codes))
     print(f"{len(found)} utterances, {len(flat)} tokens of {codes} codes in {time.monotonic() - begun:.1f} s")
 
 
@@ -254,7 +260,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.mini.train_tokenizer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("train", help="train the tokenizer")
+    command = commands.add_parser("train", help="train the tokenizer (may be left out)")
     command.add_argument("--data", type=Path, required=True, help="corpus folder")
     command.add_argument("--out", type=Path, required=True, help="folder for tokenizer.pt")
     command.add_argument("--minutes", type=float, default=3.5, help="time for training")
@@ -278,12 +284,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.set_defaults(run=train)
     command = commands.add_parser("tokenize", help="corpus to tokens.npz")
     command.add_argument("--data", type=Path, required=True, help="corpus folder")
-    command.add_argument("--model", type=Path, required=True, help="tokenizer.pt")
-    command.add_argument("--out", type=Path, required=True, help="tokens.npz")
+    command.add_argument("--model", type=Path, help="default: OUT/tokenizer/tokenizer.pt")
+    command.add_argument("--out", type=Path, required=True, help="folder for tokens.npz")
     command.set_defaults(run=tokenize)
     for command in commands.choices.values():
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    return parser.parse_args(["train", *words] if words and words[0].startswith("--data") else words)
 
 
 def main(argv: list[str] | None = None) -> None:
