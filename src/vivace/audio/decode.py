@@ -111,12 +111,12 @@ def check_prompt_audio(samples: Float32, rate_hz: int, limits: Limits) -> Float3
         )
     if not np.isfinite(samples).all():
         raise refuse("non_finite_samples", "The audio holds NaN or infinite samples. Export it again.")
-    if np.mean(np.abs(samples) >= CLIPPED_LEVEL) >= CLIPPED_SHARE and np.ptp(samples) > 0:
-        raise refuse("audio_clipped", "The audio is heavily clipped. Record or export it at a lower level.")
-    samples = np.clip(samples, -1.0, 1.0)
-    if _loudest_rms(samples, rate_hz) < SILENCE_RMS:
+    clamped = np.clip(samples, -1.0, 1.0)
+    if _loudest_rms(clamped, rate_hz) < SILENCE_RMS:
         raise refuse("audio_silent", "The audio is silent. Check the recording and its level.")
-    return samples
+    if np.mean(np.abs(clamped) >= CLIPPED_LEVEL) >= CLIPPED_SHARE:
+        raise refuse("audio_clipped", "The audio is heavily clipped. Record or export it at a lower level.")
+    return clamped
 
 
 def _loudest_rms(samples: Float32, rate_hz: int) -> float:

@@ -35,6 +35,8 @@ from vivace.audio.containers import (
 from vivace.errors import InvalidAudioError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Float32 = NDArray[np.float32]
@@ -50,7 +52,18 @@ _LIBSNDFILE_KINDS = {
     "mp3": {("MP3", f"MPEG_LAYER_{layer}") for layer in ("I", "II", "III")},
 }
 _PYAV_FORMATS = {"mp4": "mov", "webm": "matroska"}
-_PYAV_CODECS = {"aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"}
+_PYAV_CODECS = {
+    "pcm_s16le",
+    "aac",
+    "alac",
+    "flac",
+    "mp3",
+    "mp3float",
+    "opus",
+    "libopus",
+    "vorbis",
+    "libvorbis",
+}
 
 
 class Bounds:
@@ -88,7 +101,7 @@ def decode(data: bytes, container: str, bounds: Bounds) -> tuple[Float32, int]:
         layout = parse_wav(data)
         return read_wav(data, layout, bounds.max_frames(layout.rate_hz, layout.channels)), layout.rate_hz
     if container in _PYAV_FORMATS:
-        return _decode_pyav(data, container, bounds)
+        return _decode_pyav(data, _PYAV_FORMATS[container], bounds.max_frames)
     return _decode_libsndfile(data, container, bounds)
 
 
@@ -120,17 +133,25 @@ def _decode_libsndfile(data: bytes, container: str, bounds: Bounds) -> tuple[Flo
         return np.concatenate(pieces) if pieces else np.zeros(0, np.float32), rate_hz
 
 
-def _decode_pyav(data: bytes, container: str, bounds: Bounds) -> tuple[Float32, int]:
+def _warm_up_pyav() -> None:
+    """Read a second of silence: PyAV imports parts of itself at first use, and later nothing can be opened."""
+    silence = io.BytesIO()
+    soundfile.write(silence, np.zeros(8_000, np.float32), 8_000, format="WAV")
+    _decode_pyav(silence.getvalue(), "wav", lambda rate_hz, channels: rate_hz * channels)
+
+
+def _decode_pyav(data: bytes, demuxer: str, max_frames_of: Callable[[int, int], int]) -> tuple[Float32, int]:
     av = cast("Any", importlib.import_module("av"))
     # The demuxer is named, so that no play list or script format is ever tried.
-    with av.open(io.BytesIO(data), mode="r", format=_PYAV_FORMATS[container]) as file:
+    with av.open(io.BytesIO(data), mode="r", format=demuxer) as file:
         if not file.streams.audio:
             raise unsupported("The file has no audio track")
         stream = file.streams.audio[0]
         if stream.codec_context.name not in _PYAV_CODECS:
             raise unsupported("This encoding cannot be read here")
         rate_hz, channels = int(stream.rate), len(stream.layout.channels)
-        max_frames = bounds.max_frames(rate_hz, channels)
+        max_frames = max_frames_of(rate_hz, channels)
+        stream.thread_count = 1
         to_float = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate_hz)
         pieces: list[Float32] = []
         num_frames = 0
@@ -172,7 +193,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     container, bounds = str(settings["container"]), Bounds(settings)
     if container in _PYAV_FORMATS and importlib.util.find_spec("av") is not None:
-        importlib.import_module("av")
+        _warm_up_pyav()
     # The pipe moves to another descriptor: what a C library prints must not reach the parent.
     with os.fdopen(os.dup(1), "wb") as answer:
         null = os.open(os.devnull, os.O_WRONLY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vivace.errors import OverloadedError
 
@@ -36,18 +36,29 @@ class FeaturePool:
         """Queue ``task``; its result or error arrives in the future. A task must not wait for another task.
 
         Raises:
-            OverloadedError: ``max_pending`` tasks are running or waiting.
+            OverloadedError: ``max_pending`` tasks are running or waiting. RuntimeError: the pool is closed.
         """
         if not self._slots.acquire(blocking=False):
             raise OverloadedError("Too many voice prompts are being prepared. Try again in a moment.")
+
+        def run() -> T:
+            # Before the result can be seen, so that whoever waited for it finds the slot free.
+            try:
+                return task()
+            finally:
+                self._slots.release()
+
         try:
-            future = self._executor.submit(task)
-        except BaseException:
+            future = self._executor.submit(run)
+        except RuntimeError:
             self._slots.release()
             raise
-        # Called exactly once: at the end, at an error, or when cancelled before its start.
-        future.add_done_callback(lambda _: self._slots.release())
+        future.add_done_callback(self._release_if_cancelled)
         return future
+
+    def _release_if_cancelled(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._slots.release()
 
     def close(self) -> None:
         """Drop waiting tasks (their futures are cancelled) and wait for the running ones."""

@@ -117,7 +117,7 @@ def create_voice_file(voice: Voice, path: Path) -> None:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
                 os.replace(temporary, path)
         except FileExistsError:
-            raise VoiceExistsError("A voice of this name exists; remove it or take another.") from None
+            raise VoiceExistsError("The name is taken; remove that voice or take another.") from None
     sync_folder(path.parent)
 
 
@@ -132,8 +132,9 @@ def read_regular_file(path: Path) -> tuple[bytes, tuple[int, ...]]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise invalid_voice("its file is not a regular file")
-        data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
+        # The size first, to read nothing of a huge file; then what was read, as the file may have grown.
+        data = file.read(MAX_FILE_BYTES + 1) if status.st_size <= MAX_FILE_BYTES else None
+        if data is None or len(data) > MAX_FILE_BYTES:
             raise invalid_voice("its file is too large")
         return data, identity(status)
 
