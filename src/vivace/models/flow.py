@@ -8,6 +8,7 @@ classifier-free guidance turns fixed noise into mel. ``generate`` on the whole s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from vivace.config import FlowConfig
 from vivace.errors import SynthesisError
 from vivace.models.dit import DiT
+from vivace.models.dit_stream import DiTState, PreparedDiT, Span
+from vivace.models.flow_stream import FlowStream, PreparedFlow
 
 LOOKAHEAD_KERNEL = 3
 """Kernel of the look-ahead layer's second, causal convolution; fixed in the reference."""
@@ -80,6 +83,9 @@ class FlowModel(nn.Module):
         self.noise = torch.randn(
             1, config.output_size, config.noise_frames, generator=generator, device="cpu"
         )
+        self._prepared: PreparedFlow | None = None
+        hook = self.register_load_state_dict_post_hook
+        hook(lambda *_: self._forget())  # type: ignore[no-untyped-call]
 
     def encode(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Tokens ``[B, N]`` → ``mu`` ``[B, 80, token_mel_ratio * N]``.
@@ -147,6 +153,103 @@ class FlowModel(nn.Module):
             velocity = self.dit(x.to(mu.dtype).expand(2, -1, -1), mu, cond, spks, times, streaming).float()
             x = x + dt * ((1.0 + guidance) * velocity[:1] - guidance * velocity[1:])
         return x
+
+    def train(self, mode: bool = True) -> FlowModel:
+        self._forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlowModel:
+        self._forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _forget(self) -> None:
+        self._prepared = None
+
+    def prepare(self) -> PreparedFlow:
+        """Make the weights ready for streaming. The result is kept.
+
+        Loading a state dict, moving, converting and ``train``/``eval`` make it anew; weights changed by other
+        means are not noticed.
+        """
+        prepared = self._prepared
+        if prepared is None:
+            grid = time_grid(self.config.num_steps)
+            noise = self.noise[0].T.contiguous().to(self.speaker_projection.weight.device)
+            prepared = PreparedFlow(PreparedDiT(self.dit, [t for t, _ in grid]), grid, noise)
+            self._prepared = prepared
+        return prepared
+
+    @torch.no_grad()
+    def new_stream(self, embedding: Tensor, prompt_mel: Tensor, capacity_frames: int = 1024) -> FlowStream:
+        """Begin a stream. Its first tokens must be those of the prompt.
+
+        Args:
+            embedding: speaker embedding ``[192]``.
+            prompt_mel: mel of the prompt ``[frames, 80]``; no frames without a prompt.
+            capacity_frames: frames to make room for; the buffers grow beyond when needed.
+        """
+        prepared = self.prepare()
+        spks = self.project_speaker(embedding[None].to(prepared.noise.device))[0]
+        state = DiTState.empty(self.dit, self.config.num_steps, max(1, capacity_frames))
+        return FlowStream(spks, prompt_mel.to(spks), state)
+
+    @torch.no_grad()
+    def step(self, stream: FlowStream, tokens: Sequence[int], is_last: bool) -> Tensor:
+        """Take the next tokens and compute every chunk that they complete.
+
+        A chunk is complete when its tokens and ``lookahead_tokens`` more are there; the last call completes
+        what is left. The result does not depend on how the tokens are split over the calls.
+
+        Returns:
+            mel of the frames that this call finished and that lie after the prompt, float32 ``[80, n]``;
+            ``n`` may be 0.
+
+        Raises:
+            SynthesisError: the sequence becomes longer than the noise; the stream stays as it was.
+        """
+        assert not stream.finished, "the last token of this stream already came"
+        ratio, ahead = self.config.token_mel_ratio, self.config.lookahead_tokens
+        chunk_tokens = self.config.dit.static_chunk_frames // ratio
+        self.check_length(stream.num_frames + ratio * (len(stream.waiting) + len(tokens)))
+        stream.waiting.extend(tokens)
+        first_new = max(stream.num_frames, stream.prompt_mel.shape[0])
+        chunks = [stream.spks.new_zeros((0, self.config.output_size), dtype=torch.float32)]
+        start = stream.num_frames
+        while len(stream.waiting) >= chunk_tokens + ahead or (is_last and stream.waiting):
+            chunks.append(self._run_chunk(stream, min(chunk_tokens, len(stream.waiting))))
+        stream.finished = is_last
+        return torch.cat(chunks)[max(0, first_new - start) :].T
+
+    def _run_chunk(self, stream: FlowStream, num_tokens: int) -> Tensor:
+        """Compute the next ``num_tokens`` waiting tokens' frames, float32 ``[frames, 80]``."""
+        prepared = self.prepare()
+        mu = self._encode_waiting(stream, num_tokens)
+        start, end = stream.num_frames, stream.num_frames + mu.shape[0]
+        cond = torch.zeros_like(mu)
+        prompt = stream.prompt_mel[start:end]
+        cond[: prompt.shape[0]] = prompt
+        condition = prepared.dit.embed_condition(cond, mu, stream.spks)
+        stream.dit.reserve(end)
+        span = Span(start, end, self.dit.rotary_embed(start, end - start))
+        guidance = self.config.guidance_scale
+        x = prepared.noise[start:end]
+        for index, (_, dt) in enumerate(prepared.grid):
+            with_condition, without = prepared.dit.velocity(x, condition, index, stream.dit, span).float()
+            x = x + dt * ((1.0 + guidance) * with_condition - guidance * without)
+        stream.dit.length = end
+        stream.before = (stream.before + stream.waiting[:num_tokens])[-(LOOKAHEAD_KERNEL - 1) :]
+        del stream.waiting[:num_tokens]
+        return x
+
+    def _encode_waiting(self, stream: FlowStream, num_tokens: int) -> Tensor:
+        """``mu`` of the next ``num_tokens`` waiting tokens, ``[token_mel_ratio * num_tokens, 80]``."""
+        ahead, skip = self.config.lookahead_tokens, len(stream.before)
+        ids = stream.before + stream.waiting[: num_tokens + ahead]
+        embedded = self.input_embedding(torch.tensor([ids], device=stream.spks.device).clamp(min=0))
+        # Behind the very last token the look-ahead sees zeros.
+        embedded = F.pad(embedded, (0, 0, 0, skip + num_tokens + ahead - len(ids)))
+        hidden: Tensor = self.lookahead(embedded[:, :-ahead], embedded[:, -ahead:])
+        return hidden[0, skip:].repeat_interleave(self.config.token_mel_ratio, dim=0)
 
     def check_length(self, num_frames: int) -> None:
         """Raise ``SynthesisError`` if a sequence of ``num_frames`` frames, prompt included, is too long."""

@@ -1,0 +1,56 @@
+"""What the flow keeps for a stream, and what it prepares once for all streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from vivace.models.dit_stream import DiTState, PreparedDiT
+
+
+class PreparedFlow(NamedTuple):
+    """Computed once from the weights.
+
+    Attributes:
+        dit: the velocity estimator for the solver's fixed times.
+        grid: ``(t, dt)`` of every Euler step.
+        noise: float32 ``[noise_frames, 80]`` on the weights' device.
+    """
+
+    dit: PreparedDiT
+    grid: list[tuple[float, float]]
+    noise: Tensor
+
+
+@dataclass(slots=True)
+class FlowStream:
+    """Everything that one stream keeps between two calls of ``FlowModel.step``.
+
+    Attributes:
+        spks: projected speaker embedding ``[80]``.
+        prompt_mel: ``[frames, 80]``.
+        dit: keys, values and convolution contexts of the finished frames.
+        waiting: tokens that came and whose frames are not finished.
+        before: the last tokens before ``waiting``, as many as the look-ahead layer looks back on.
+        finished: the last token came and its frames were returned.
+    """
+
+    spks: Tensor
+    prompt_mel: Tensor
+    dit: DiTState
+    waiting: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def num_frames(self) -> int:
+        """Frames finished so far, those of the prompt included."""
+        return self.dit.length
+
+    def fork(self) -> FlowStream:
+        """A stream that goes on from here independently. Costs one copy of what is kept."""
+        return FlowStream(
+            self.spks, self.prompt_mel, self.dit.fork(), list(self.waiting), list(self.before), self.finished
+        )
