@@ -436,6 +436,7 @@ def test_V6_builtin_names_cannot_be_shadowed(registry, tmp_path):
         registry.add(voice("Mini"))
     registry.add(voice("other"))
     stored_file(tmp_path, "other").rename(stored_file(tmp_path, "mini"))
+    assert registry.builtin_names == ("mini",)
     assert same(registry.get("mini"), voice("mini", seed=9))
     assert [(entry.name, entry.kind) for entry in registry.list()] == [("mini", "built-in")]
 
