@@ -16,6 +16,7 @@ from recipes.mini.schedule import batches
 from recipes.mini.speaker_model import SpeakerNet, SpeakerSizes
 from recipes.mini.symbols import alphabet, choose, edit_distance, error_rate, numbers
 from recipes.mini.tokenizer_model import (
+    CodeReader,
     Encoder,
     TokenizerSizes,
     TokenRecogniser,
@@ -119,6 +120,18 @@ def test_code_numbers_follow_the_official_convention():
     assert to_index(levels).tolist() == [0, 1, 3 + 2 * 81, 242]
     every = torch.arange(729)
     assert torch.equal(to_index(to_levels(every, 6)), every)
+
+
+def test_mel_decoder_looks_three_tokens_ahead():
+    torch.manual_seed(1)
+    painter = CodeReader(5, 16, kernel=7, blocks=3, extra=2, causal=True).eval()
+    levels = torch.randn(1, 40, 5)
+    changed = levels.clone()
+    changed[:, 20:] += 1.0
+    inside, voice = torch.ones(1, 40, 1), torch.zeros(1, 2)
+    moved = (painter(levels, inside, voice) - painter(changed, inside, voice)).abs().amax(-1)[0]
+    assert moved[:17].max() == 0
+    assert moved[17:].min() > 0
 
 
 def test_rounding_gives_three_levels_and_passes_gradients():

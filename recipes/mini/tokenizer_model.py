@@ -178,10 +178,15 @@ class Encoder(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """Depthwise convolution, norm, two wide linear layers (ConvNeXt), residual."""
+    """Depthwise convolution, norm, two wide linear layers (ConvNeXt), residual.
 
-    def __init__(self, width: int, kernel: int, widen: int = 3) -> None:
+    Args:
+        ahead: how many places to the right the convolution looks; as many as to the left unless given.
+    """
+
+    def __init__(self, width: int, kernel: int, widen: int = 3, ahead: int | None = None) -> None:
         super().__init__()
+        self.late = 0 if ahead is None else kernel // 2 - ahead
         self.depthwise = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width)
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, widen * width)
@@ -189,18 +194,29 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor, inside: Tensor, drop: float = 0.0) -> Tensor:
         """``[batch, tokens, width]``."""
-        y = self.depthwise((x * inside).transpose(1, 2)).transpose(1, 2)
+        y = (x * inside).transpose(1, 2)
+        if self.late:
+            y = F.pad(y, (self.late, -self.late))
+        y = self.depthwise(y).transpose(1, 2)
         return x + F.dropout(self.down(F.silu(self.up(self.norm(y)))), drop, self.training)
 
 
 class CodeReader(nn.Module):
-    """Levels to features: any function of one number first, then a few blocks of context."""
+    """Levels to features: any function of one number first, then a few blocks of context.
 
-    def __init__(self, levels: int, width: int, kernel: int, blocks: int, extra: int = 0) -> None:
+    Args:
+        causal: only the first block looks ahead, ``kernel // 2`` tokens.
+    """
+
+    def __init__(
+        self, levels: int, width: int, kernel: int, blocks: int, extra: int = 0, causal: bool = False
+    ) -> None:
         super().__init__()
         self.enter = nn.Sequential(nn.Linear(levels, width), nn.SiLU(), nn.Linear(width, width))
         self.extra = nn.Linear(extra, width) if extra else None
-        self.blocks = nn.ModuleList(ConvBlock(width, kernel) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            ConvBlock(width, kernel, ahead=0 if causal and place else None) for place in range(blocks)
+        )
         self.norm = nn.LayerNorm(width)
 
     def forward(
@@ -244,7 +260,8 @@ class TokenizerTrainer(nn.Module):
         self.reader = CodeReader(sizes.levels, 192, kernel=5, blocks=3)
         self.late = nn.Linear(192, 2 * symbols)
         self.voice = VoiceVector()
-        self.painter = CodeReader(sizes.levels, 256, kernel=7, blocks=4, extra=24)
+        # As the flow, it looks three tokens ahead, so that no token comes later than the sound it stands for.
+        self.painter = CodeReader(sizes.levels, 256, kernel=7, blocks=4, extra=24, causal=True)
         self.mel = nn.Linear(256, 2 * MEL_BINS)
 
     def read(self, levels: Tensor, counts: Tensor, drop: float = 0.0) -> Tensor:
