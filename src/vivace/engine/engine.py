@@ -38,6 +38,7 @@ from vivace.errors import CancelledRequestError, InvalidRequestError, SynthesisE
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
+    from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
 
 FAR = 1 << 30
@@ -52,15 +53,20 @@ class Engine:
 
     Args:
         assets: model, tokenizer, voices.
-        limits: bounds on requests.
         scheduler: turn order and queue length.
+        vocoder_noise: replaces the vocoder's own noise, for comparison with recorded audio.
     """
 
     def __init__(
-        self, assets: Assets, *, limits: Limits | None = None, scheduler: Scheduler | None = None
+        self,
+        assets: Assets,
+        *,
+        scheduler: Scheduler | None = None,
+        vocoder_noise: NoiseSource | None = None,
     ) -> None:
         self._assets = assets
-        self._limits = limits or assets.limits
+        self._limits = assets.limits
+        self._vocoder_noise = vocoder_noise
         self._scheduler = scheduler or Scheduler()
         model = assets.model
         self._model = model
@@ -330,7 +336,7 @@ class Engine:
             request_id = next(self._ids)
             ticket = Ticket(request_id, waits_for_text=True)
             self._scheduler.add(ticket)
-            vocoder = VocoderSession(self._model.vocoder, speed)
+            vocoder = VocoderSession(self._model.vocoder, speed, self._vocoder_noise)
             live = LiveRequest(
                 request_id, ticket, voice, sampling, stream, vocoder, feed, self.sample_rate_hz
             )
@@ -414,7 +420,6 @@ class Engine:
         assert segment.lm is not None
         made = segment.lm.decode(count)
         segment.tokens.extend(made)
-        segment.known_tokens += len(made)
         live.num_speech_tokens += len(made)
         if segment.lm.finish_reason is not None:
             self._end_of_tokens(live, segment)
@@ -443,7 +448,7 @@ class Engine:
             flow = self._flow.open(live.voice) if live.stream else None
         live.times.prompt_ms += (time.perf_counter() - started) * 1e3
         lm = None if entry is None else self._open_lm(live, entry)
-        return Segment(lm, flow, known_tokens=prompt_tokens, done_tokens=prompt_tokens)
+        return Segment(lm, flow, fed_tokens=prompt_tokens, done_tokens=prompt_tokens)
 
     def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
         model = self._model
@@ -466,19 +471,17 @@ class Engine:
     def _render(self, live: LiveRequest) -> None:
         segment = live.segment
         started = time.perf_counter()
-        segment_ends = segment is None or segment.is_complete
+        tokens = segment.take_chunk(self._plan) if segment is not None else []
+        segment_ends = segment is None or (segment.is_complete and not segment.tokens)
         request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
         if segment is None:
             mel = torch.zeros(self._model.config.vocoder.in_channels, 0)
         elif segment.flow is not None:
-            mel = self._flow.step(segment.flow, segment.tokens, is_last=segment.is_complete)
-            segment.done_tokens = self._plan.ready_border(segment.known_tokens)
+            mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
         else:
-            mel = self._flow.generate(live.voice, segment.tokens)
+            mel = self._flow.generate(live.voice, tokens)
         rendered = time.perf_counter()
         live.times.flow_ms += (rendered - started) * 1e3
-        if segment is not None:
-            segment.tokens = []
         samples = live.vocoder.step(mel, is_last=request_ends)
         live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
         if segment_ends:

@@ -11,12 +11,12 @@ from vivace.config import Limits, ModelConfig, SpeechLMConfig
 from vivace.errors import ModelFolderError
 from vivace.text.normalize import normalize
 from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
-from vivace.text.pronounce import Pronouncer
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
 from vivace.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
+    from vivace.text.pronounce import Pronouncer
     from vivace.voice import Voice
 
 
@@ -51,6 +51,8 @@ class Frontend:
         if config.pronunciation is not None:
             if config.pronunciation != "en-arpabet":
                 raise ModelFolderError(f"{folder}: unknown pronunciation front end; use a newer Vivace")
+            from vivace.text.pronounce import Pronouncer
+
             self._pronouncer = Pronouncer.from_folder(folder)
 
     def tokens(self, text: str) -> list[int]:

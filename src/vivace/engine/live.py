@@ -13,6 +13,7 @@ from vivace.engine.scheduler import Ticket
 from vivace.errors import VivaceError
 
 if TYPE_CHECKING:
+    from vivace.engine.chunking import ChunkPlan
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed
     from vivace.engine.vocoder_runner import VocoderSession
@@ -27,17 +28,32 @@ class Segment:
     Attributes:
         lm: decodes its speech tokens; None when the tokens are given (voice conversion).
         flow: its stream behind the voice's prompt; None in offline mode.
-        tokens: decoded and not yet rendered.
-        known_tokens: prompt and decoded tokens so far; done_tokens: those whose chunks are finished.
+        tokens: decoded and not yet given to the flow.
+        fed_tokens: given to the flow, prompt included; done_tokens: those whose chunks are finished.
         is_complete: no more tokens will come.
     """
 
     lm: LMSession | None
     flow: FlowStream | None
-    known_tokens: int
+    fed_tokens: int
     done_tokens: int
     tokens: list[int] = field(default_factory=list)
     is_complete: bool = False
+
+    @property
+    def known_tokens(self) -> int:
+        """All tokens there are so far, prompt included."""
+        return self.fed_tokens + len(self.tokens)
+
+    def take_chunk(self, plan: ChunkPlan) -> list[int]:
+        """The tokens that the next chunk needs: up to its border and look-ahead; offline: all."""
+        count = len(self.tokens)
+        if self.flow is not None:
+            count = min(count, plan.tokens_until_audio(self.done_tokens, self.fed_tokens))
+        taken, self.tokens = self.tokens[:count], self.tokens[count:]
+        self.fed_tokens += count
+        self.done_tokens = max(self.done_tokens, plan.ready_border(self.fed_tokens))
+        return taken
 
 
 @dataclass(slots=True)

@@ -13,14 +13,15 @@ from vivace.layers.stretch import MelStretch
 if TYPE_CHECKING:
     from vivace.datatypes import Samples
     from vivace.models.hift import CausalHiFT
+    from vivace.models.source import NoiseSource
 
 
 class VocoderSession:
     """The audio side of one request: it runs on through all segments, so that joints have no click."""
 
-    def __init__(self, vocoder: CausalHiFT, speed: float) -> None:
+    def __init__(self, vocoder: CausalHiFT, speed: float, noise: NoiseSource | None = None) -> None:
         self._vocoder = vocoder
-        self._stream = vocoder.new_stream()
+        self._stream = vocoder.new_stream(noise=noise)
         self._stretch = MelStretch(speed)
 
     def step(self, mel: Tensor, *, is_last: bool) -> Samples:
