@@ -11,7 +11,7 @@ import torch
 
 from recipes.mini import export_onnx, train_speaker, train_tokenizer
 from recipes.mini.corpus import Corpus, CorpusWriter
-from recipes.mini.features_gpu import Speech16k, fbank80, log_mel128, resample_24k_to_16k
+from recipes.mini.features_gpu import Speech16k, fbank80, log_mel128, played_faster, resample_24k_to_16k
 from recipes.mini.schedule import batches
 from recipes.mini.speaker_model import SpeakerNet, SpeakerSizes
 from recipes.mini.symbols import alphabet, choose, edit_distance, error_rate, numbers
@@ -113,6 +113,14 @@ def test_speech_of_a_corpus_does_not_leak_into_the_neighbours(corpus_folder):
     whole, _ = speech.batch(torch.tensor([3]))
     assert lengths.tolist() == [2000]
     torch.testing.assert_close(part[0], whole[0, 100:2100], atol=0, rtol=0)
+
+
+def test_a_faster_tape_is_shorter_and_higher():
+    tone = torch.sin(2 * torch.pi * 440 * torch.arange(16_000) / 16_000)[None]
+    changed, change = played_faster(tone, 1.1)
+    assert changed.shape[1] == 14_400 == round(change * 16_000)
+    peak = torch.fft.rfft(changed[0]).abs().argmax() * 16_000 / 14_400
+    assert float(peak) == pytest.approx(440 / 0.9, abs=2)
 
 
 def test_code_numbers_follow_the_official_convention():

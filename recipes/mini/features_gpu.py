@@ -187,6 +187,18 @@ class Speech16k:
         return samples * (along[None] < lengths[:, None]), lengths
 
 
+def played_faster(samples: Tensor, rate: float) -> tuple[Tensor, float]:
+    """Speech as if a tape ran ``rate`` times as fast: shorter and higher.
+
+    Returns:
+        ``[batch, about num_samples / rate]`` (a multiple of 1600, so that few shapes occur) and new ÷ old size.
+    """
+    size = samples.shape[1]
+    wanted = max(1, round(size / rate / 1600)) * 1600
+    changed = F.interpolate(samples[:, None], size=wanted, mode="linear", align_corners=False)
+    return changed[:, 0], wanted / size
+
+
 def disturb(samples: Tensor, lengths: Tensor, generator: torch.Generator, amount: float = 1.0) -> Tensor:
     """Change the loudness (−12 … +6 dB); for half of the rows add coloured noise, 12 … 45 dB below."""
     rows, device = len(samples), samples.device

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.mini.corpus import Corpus
-from recipes.mini.features_gpu import HOP, RATE, Speech16k, disturb, log_mel128
+from recipes.mini.features_gpu import HOP, RATE, Speech16k, disturb, log_mel128, played_faster
 from recipes.mini.schedule import Ema, Progress, batches
 from recipes.mini.symbols import alphabet, choose, error_rate, numbers
 from recipes.mini.tokenizer_model import (
@@ -189,6 +189,12 @@ def train(args: argparse.Namespace) -> None:
         progress.set_rate(optimizer, args.rate)
         amount = 1.0 - max(0.0, (fraction - 0.8) / 0.2)  # the last fifth sees speech more and more as it is
         samples, lengths = speech.batch(part)
+        host_lengths = speech.lengths[part]
+        if torch.rand(1, generator=cpu).item() < args.tape * amount:
+            rate = 0.9 + 0.2 * torch.rand(1, generator=cpu).item()
+            samples, change = played_faster(samples, rate)
+            host_lengths = (host_lengths * change).long()
+            lengths = host_lengths.to(device)
         clean_mel, frames = log_mel128(samples, lengths)
         mel, _ = log_mel128(disturb(samples, lengths, noise, amount), lengths)
         mel = mask_spectrum(mel, frames, noise, amount)
@@ -196,7 +202,7 @@ def train(args: argparse.Namespace) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             out = model(mel, clean, frames, args.dropout)
         sizes = wanted.lengths[part].tolist()
-        counts = (2 * ((speech.lengths[part] // HOP + 3) // 4)).tolist()
+        counts = (2 * ((host_lengths // HOP + 3) // 4)).tolist()
         said = wanted.padded[part.to(device)][:, : max(sizes)]
         losses = {
             "late": ctc(out["late"], said, counts, sizes),
@@ -278,6 +284,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument("--alike-weight", type=float, default=0.1, help="places of the code that correlate")
     command.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
     command.add_argument("--dropout", type=float, default=0.1)
+    command.add_argument("--tape", type=float, default=0.5, help="share of steps at another tape speed")
     command.add_argument("--batch-seconds", type=float, default=400.0, help="speech in one step")
     command.add_argument("--check-every", type=int, default=0, help="steps between checks on held-out speech")
     command.add_argument("--seed", type=int, default=1)
