@@ -20,8 +20,6 @@ M = TypeVar("M", bound=nn.Module)
 class _SkipInitialisation(TorchFunctionMode):
     """Leaves new parameters unset: values that are replaced at once cost seconds and memory at full size."""
 
-    _SKIPPED = frozenset({Tensor.uniform_, Tensor.normal_})
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -29,9 +27,10 @@ class _SkipInitialisation(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in self._SKIPPED and isinstance(args[0], nn.Parameter):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":  # all of its functions fill the tensor that they are given
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def stage_dtype(stage: Stage, dtype: torch.dtype) -> torch.dtype:

@@ -177,19 +177,30 @@ class _Builder:
 
 
 class References:
-    """Follows ``!ref`` values within one parsed file, without copying and with bounded work."""
+    """Follows ``!ref`` values within one parsed file, without copying and with bounded work: every key once.
+
+    Attributes:
+        num_followed: keys that were followed so far, for the tests.
+    """
 
     def __init__(self, top: dict[str, Value], file: str) -> None:
         self.file = file
+        self.num_followed = 0
         self._top = top
+        self._followed: dict[str, Value] = {}
 
-    def follow(self, value: Value, _chain: int = 0) -> Value:
-        """``value`` itself, or what a :class:`Ref` stands for. Raises ModelFolderError."""
+    def follow(self, value: Value, chain: int = 0) -> Value:
+        """``value`` itself, or what a :class:`Ref` stands for. Raises ModelFolderError.
+
+        Args:
+            value: any value of the file.
+            chain: how many references led to it.
+        """
         if not isinstance(value, Ref):
             return value
-        if _chain > MAX_REF_CHAIN:
+        if chain > MAX_REF_CHAIN:
             raise ModelFolderError(f"{self.file}: line {value.line}: !ref goes in a circle or too far")
-        return self._evaluate(value, _chain)
+        return self._evaluate(value, chain)
 
     def _evaluate(self, ref: Ref, chain: int) -> Value:
         """Terms joined by operators; ``*`` and ``//`` bind tighter than ``+`` and ``-``; no brackets."""
@@ -225,7 +236,10 @@ class References:
         if (key := match["key"]) is not None:
             if key not in self._top:
                 raise ModelFolderError(f"{self.file}: line {ref.line}: !ref to a missing key '{key[:60]}'")
-            return self.follow(self._top[key], chain + 1), match.end()
+            if key not in self._followed:
+                self.num_followed += 1
+                self._followed[key] = self.follow(self._top[key], chain + 1)
+            return self._followed[key], match.end()
         digits = match["number"]
         if len(digits) > MAX_DIGITS or not (_INTEGER.fullmatch(digits) or _FLOAT.fullmatch(digits)):
             raise self._bad(ref)
