@@ -1,0 +1,125 @@
+"""Which language a text is in, by script and a few common words: it chooses how numbers are read."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from vivace.text.special_tokens import TAG_PATTERN
+from vivace.text.tables import words
+
+READ_NUMBERS = frozenset({"en", "zh"})
+"""Languages whose numbers we write out. All others keep their digits: the model reads them itself."""
+
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_KANA = re.compile("[\u3041-\u3096\u30a1-\u30fa\u31f0-\u31ff\uff66-\uff9d]")
+_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
+_CYRILLIC = re.compile("[\u0400-\u052f]")
+_OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0530-\u10ff\u1200-\u1cff\u2d00-\u2ddf\ua000-\uabff\ufb1d-\ufefc]")
+_LATIN_WORD = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+(?:['’][A-Za-z]+)?")
+
+# Words found often in one of the languages and not in the other list.
+_ENGLISH = frozenset(
+    words(
+        "the and of to is it in that you he was for on are with his they at be this have from or had by but not "
+        "what all were we when your can said there an each which she do how their if will about many then them "
+        "these some her would make him into has look more could been now find "
+        "my its our i'm it's don't isn't can't won't let's hello please yes "
+        "today version chapter page call cost costs number over under between than very january february march april "
+        "june july august september october november december monday tuesday wednesday thursday friday saturday "
+        "sunday"
+    )
+)
+_OTHER_LATIN = (
+    frozenset(
+        words(
+            "der das und ist nicht ein eine einen einem ich wir ihr sie mit auf für dem zu von sich auch wird sind "
+            "haben bist wie aber oder nur nach bei wenn dann wirklich kostet uhr jahre jahr "
+            "les une et est pas que qui dans sur avec je tu nous vous ils elle sont cette mais où aux avez coûte "
+            "heures ans année es por para pero más muy está tengo tiene cuesta años euros "
+            "il gli che è non sono una della nel ho anche più costa anni "
+            "os uma não em dos da com são você tem anos het een niet ik zijn voor maar ook heeft "
+            "nie się na że jak och att är inte har bir ve için çok değil"
+        )
+    )
+    - _ENGLISH
+)
+# Foreign letters in words that English has taken over.
+_LOAN_WORDS = frozenset(
+    words("café cafe naïve résumé fiancé fiancée cliché façade déjà touché piñata jalapeño señor über")
+)
+_NAMES = {
+    "english": "en",
+    "chinese": "zh",
+    "mandarin": "zh",
+    "cantonese": "zh",
+    "japanese": "ja",
+    "korean": "ko",
+    "russian": "ru",
+    "german": "de",
+    "french": "fr",
+    "spanish": "es",
+    "italian": "it",
+    "portuguese": "pt",
+    "yue": "zh",
+    "cmn": "zh",
+    "auto": "",
+}
+
+
+def language_code(language: str | None) -> str | None:
+    """Two-letter code of a language named in any usual way (``en-US``, ``Chinese``); None for none or ``auto``."""
+    if language is None:
+        return None
+    name = re.split("[-_]", language.strip().lower())[0]
+    return _NAMES.get(name, name) or None
+
+
+def detect_language(text: str, default: str = "en") -> str:
+    """``zh``, ``ja``, ``ko``, ``ru``, ``en``, ``other``; ``default`` where nothing tells (digits only).
+
+    Han characters with kana are Japanese, with Hangul Korean, else Chinese. Latin text is English unless
+    words or letters of another European language outweigh.
+    """
+    text = TAG_PATTERN.sub(" ", text)
+    if not text.isascii():
+        if _KANA.search(text):
+            return "ja"
+        if _HANGUL.search(text):
+            return "ko"
+        if _HAN.search(text):
+            return "ja" if default == "ja" else "zh"
+        cyrillic = len(_CYRILLIC.findall(text))
+        other = len(_OTHER_SCRIPT.findall(text))
+        if cyrillic or other:
+            latin = len(re.findall("[A-Za-z]", text))
+            if max(cyrillic, other) * 2 > latin:
+                return "ru" if cyrillic >= other else "other"
+    return _latin_language(text, default)
+
+
+def _latin_language(text: str, default: str) -> str:
+    english = other = words = 0
+    for match in _LATIN_WORD.finditer(text):
+        word = match.group().lower()
+        words += 1
+        if word in _ENGLISH:
+            english += 1
+        elif word in _OTHER_LATIN or (not word.isascii() and _is_foreign(word)):
+            other += 1
+    if default == "other":
+        return "en" if english > 1 and not other else default
+    if other > english or (other and not english):
+        return "other"
+    if english or default == "en":
+        return "en"
+    return "en" if default == "zh" and words > 2 else default
+
+
+def _is_foreign(word: str) -> bool:
+    if word in _LOAN_WORDS:
+        return False
+    decomposed = unicodedata.normalize("NFD", word)
+    return any(unicodedata.combining(letter) for letter in decomposed) or any(
+        letter in "ßøæœłıđ" for letter in word
+    )
