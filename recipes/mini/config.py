@@ -11,11 +11,12 @@ from vivace.config import DiTConfig, FlowConfig, ModelConfig, SpeechLMConfig, Vo
 TEXT_VOCAB_SIZE = 544
 """256 bytes and 281 special tokens (see ``build_tokenizer``), rounded up to a multiple of 32."""
 
-MIX_RATIO = (10, 10)
+MIX_RATIO = (10, 12)
 """Text tokens and speech tokens of a group where text is streamed in.
 
-The text has to lead: a group's speech must not need phonemes that only the next group brings. ``train_lm``
-tells the measured rates behind the numbers.
+The text has to lead: a group's speech must not need phonemes that only the next group brings. Measured on the
+teacher's speech: 14.2 text tokens (phonemes, spaces, marks) a second against 25 speech tokens, so 1.76 speech tokens
+for each text token; 1.37 for the fastest utterance. A group brings 1.2, so even there the text stays ahead.
 """
 
 

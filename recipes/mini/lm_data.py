@@ -1,0 +1,302 @@
+"""Sequences for the speech LM's training, built on the device in the formats that inference uses.
+
+    plain:        start, prefix, text, task, speech                          → end
+    interleaved:  start, prefix, [10 text, 12 speech] …, text left, task, speech left   → end
+
+The prefix is an instruction and ``<|endofprompt|>``, as bytes: mostly the standard one, sometimes any other words,
+so that instructions of any wording are ignored. Text and speech come from one utterance or from two or three
+in a row, mostly of one voice: what precedes the last one is what a prompt is at inference (prompt text + text;
+prompt speech + speech). Prompt text without its speech never occurs.
+
+A batch is a grid ``[rows, positions]``. Which token stands at a place is arithmetic on a few numbers per row
+(lengths, starts in flat arrays), so building costs a handful of kernels and no Python loop over tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.config import SpeechLMConfig
+from vivace.text.pronounce import EMBEDDED_LEXICON, Pronouncer
+from vivace.text.tokenizer import TextTokenizer
+
+STANDARD_PREFIX = "You are a helpful assistant.<|endofprompt|>"
+INSTRUCTIONS = (
+    "Please speak as loud as possible.", "Please speak very slowly.", "Speak fast.", "Please say it happily.",
+    "Say it in a sad voice.", "Whisper.", "Speak like a robot.", "Please use a British accent.",
+    "Read this like the evening news.", "请用广东话表达。", "请用尽可能快地语速说一句话。",
+    "Sound angry and impatient.", "Speak softly, as if to a child.", "Be excited!", "You are a pirate.",
+    "Use a deep and calm voice.",
+)  # fmt: skip
+IGNORE = -100
+MOST_SPEECH_TOKENS = 700
+
+
+@dataclass
+class LMData:
+    """Everything on the device as flat arrays; text ids first, speech rows after ``text_vocab_size``."""
+
+    config: SpeechLMConfig
+    items: list[dict[str, Any]]
+    text: list[list[int]]
+    speech: list[np.ndarray]
+    prefixes: list[list[int]]
+    flat: Tensor
+    text_start: np.ndarray
+    text_length: np.ndarray
+    speech_start: np.ndarray
+    speech_length: np.ndarray
+    prefix_start: np.ndarray
+    prefix_length: np.ndarray
+    voice: np.ndarray
+    space_start: int
+    full_stop: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.device
+
+
+def front_end() -> tuple[Pronouncer, TextTokenizer]:
+    """The embedded model's own."""
+    return Pronouncer(), TextTokenizer.from_folder(EMBEDDED_LEXICON.parent / "CosyVoice-BlankEN")
+
+
+def make_prefixes(
+    tokenizer: TextTokenizer, texts: Sequence[str], seed: int, count: int = 600
+) -> list[list[int]]:
+    """The standard prefix first, then instructions and stray sentences, with and without the standard opening."""
+    random = np.random.default_rng(seed)
+    out = [STANDARD_PREFIX]
+    for instruction in INSTRUCTIONS:
+        out += [f"You are a helpful assistant. {instruction}<|endofprompt|>", f"{instruction}<|endofprompt|>"]
+    for index in random.permutation(len(texts))[:count]:
+        opening = "You are a helpful assistant. " if random.random() < 0.5 else ""
+        out.append(f"{opening}{texts[index][:80]}<|endofprompt|>")
+    out.append("<|endofprompt|>")
+    return [tokenizer.encode(prefix) for prefix in out]
+
+
+def load(data: Path, tokens: Path, config: SpeechLMConfig, device: torch.device, seed: int = 1) -> LMData:
+    """Read a corpus folder's item list and the tokens file made from it, and pronounce every text."""
+    with open(data / "items.jsonl", encoding="utf-8") as lines:
+        items = [json.loads(line) for line in lines if line.strip()]
+    with np.load(tokens) as packed:
+        flat_speech, offsets = packed["tokens"].astype(np.int64), packed["offsets"]
+    if len(offsets) != len(items) + 1:
+        raise ValueError(f"{tokens} has {len(offsets) - 1} utterances, {data} has {len(items)}")
+    if len(flat_speech) and flat_speech.max() >= config.speech_token_size:
+        raise ValueError(f"{tokens} holds codes beyond {config.speech_token_size}")
+    pronouncer, tokenizer = front_end()
+    text = [tokenizer.encode(pronouncer(str(item["text"])).strip()) for item in items]
+    prefixes = make_prefixes(tokenizer, [str(item["text"]) for item in items], seed)
+    lengths = [len(ids) for ids in text]
+    prefix_lengths = [len(ids) for ids in prefixes]
+    marks = tokenizer.encode(" ")
+    joined = [i for ids in (*text, *prefixes, marks) for i in ids]
+    flat = np.concatenate([np.array(joined, dtype=np.int64), flat_speech + config.text_vocab_size])
+    text_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    prefix_start = text_start[-1] + np.concatenate([[0], np.cumsum(prefix_lengths)]).astype(np.int64)
+    return LMData(
+        config=config,
+        items=items,
+        text=text,
+        speech=[flat_speech[offsets[i] : offsets[i + 1]] for i in range(len(items))],
+        prefixes=prefixes,
+        flat=torch.from_numpy(flat).to(device),
+        text_start=text_start[:-1],
+        text_length=np.array(lengths),
+        speech_start=len(joined) + offsets[:-1],
+        speech_length=np.diff(offsets),
+        prefix_start=prefix_start[:-1],
+        prefix_length=np.array(prefix_lengths),
+        voice=np.unique([str(item["voice"]) for item in items], return_inverse=True)[1],
+        space_start=int(prefix_start[-1]),
+        full_stop=tokenizer.encode(".")[0],
+    )
+
+
+@dataclass
+class Plan:
+    """Rows to build: where each run of text (utterance, space, utterance, space, utterance) and speech lies."""
+
+    prefix: np.ndarray
+    text_starts: np.ndarray
+    text_lengths: np.ndarray
+    speech_starts: np.ndarray
+    speech_lengths: np.ndarray
+    interleaved: np.ndarray
+
+    def totals(self, data: LMData) -> np.ndarray:
+        """Positions of each row: start, prefix, text, task, speech."""
+        lengths = self.text_lengths.sum(1) + self.speech_lengths.sum(1)
+        return np.asarray(2 + data.prefix_length[self.prefix] + lengths)
+
+
+def plan(
+    data: LMData,
+    chosen: np.ndarray,
+    random: np.random.Generator,
+    *,
+    joined: bool = True,
+    varied: bool = True,
+    interleaved: bool | None = None,
+) -> Plan:
+    """One row for each of the ``chosen`` items, others in front of it where ``joined``.
+
+    Args:
+        varied: other prefixes than the standard one, full stops left out, with and without space at a joint.
+        interleaved: all rows or none; None = half.
+    """
+    rows = len(chosen)
+    utterances = np.stack(
+        [_companions(data, chosen, random), _companions(data, chosen, random), chosen], axis=1
+    )
+    count = random.choice(3, size=rows, p=(0.45, 0.4, 0.15)) if joined else np.zeros(rows, dtype=np.int64)
+    used = np.stack([count >= 2, count >= 1, np.ones(rows, dtype=bool)], axis=1)
+    speech_lengths = data.speech_length[utterances] * used
+    for column in (0, 1):
+        too_long = speech_lengths.sum(1) > MOST_SPEECH_TOKENS
+        used[:, column] &= ~too_long
+        speech_lengths = data.speech_length[utterances] * used
+    words = data.text_length[utterances] * used
+    if varied:
+        ends = (
+            data.flat[torch.from_numpy(data.text_start + data.text_length - 1).to(data.device)].cpu().numpy()
+        )
+        bare = (random.random((rows, 3)) < 0.12) & (ends[utterances] == data.full_stop) & (words > 1)
+        words = words - bare
+    spaces = (random.random((rows, 2)) < (0.5 if varied else 0.0)) & used[:, :2]
+    text_lengths = np.zeros((rows, 5), dtype=np.int64)
+    text_lengths[:, 0::2], text_lengths[:, 1::2] = words, spaces
+    text_starts = np.full((rows, 5), data.space_start, dtype=np.int64)
+    text_starts[:, 0::2] = data.text_start[utterances]
+    prefix = np.zeros(rows, dtype=np.int64)
+    if varied:
+        other = random.random(rows) < 0.35
+        prefix[other] = random.integers(0, len(data.prefix_length), int(other.sum()))
+    group_text, group_speech = data.config.mix_ratio
+    groups = text_lengths.sum(1) // group_text
+    # As in the reference: only where the speech lasts beyond the last full group.
+    eligible = (speech_lengths.sum(1) > groups * group_speech) & (groups > 0)
+    wanted = random.random(rows) < 0.5 if interleaved is None else np.full(rows, interleaved)
+    return Plan(
+        prefix=prefix,
+        text_starts=text_starts,
+        text_lengths=text_lengths,
+        speech_starts=data.speech_start[utterances],
+        speech_lengths=speech_lengths,
+        interleaved=eligible & wanted,
+    )
+
+
+def _companions(data: LMData, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """For each item another of the chosen: of the same voice four times in five."""
+    order = np.lexsort((random.random(len(chosen)), data.voice[chosen]))
+    place = np.empty(len(chosen), dtype=np.int64)
+    place[order] = np.arange(len(chosen))
+    neighbour = order[(place + 1) % len(chosen)]
+    anyone = random.integers(0, len(chosen), len(chosen))
+    return np.asarray(chosen[np.where(random.random(len(chosen)) < 0.8, neighbour, anyone)])
+
+
+def _from_runs(index: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """Places in the flat array of the ``index``-th token ``[B, L]`` of runs laid end to end (clamped)."""
+    ends = lengths.cumsum(1)
+    run = (index[:, :, None] >= ends[:, None, :]).sum(2).clamp_max(lengths.shape[1] - 1)
+    begin = (ends - lengths).gather(1, run)
+    return starts.gather(1, run) + index - begin
+
+
+def build(data: LMData, rows: Plan, which: np.ndarray, multiple: int = 32) -> tuple[Tensor, Tensor]:
+    """Inputs and targets ``[B, L]``: inputs in the joint numbering, targets speech rows or ``IGNORE``."""
+    config, device = data.config, data.device
+
+    def move(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+
+    totals = rows.totals(data)[which]
+    width = -(-int(totals.max()) // multiple) * multiple
+    text_lengths, speech_lengths = move(rows.text_lengths[which]), move(rows.speech_lengths[which])
+    text_starts, speech_starts = move(rows.text_starts[which]), move(rows.speech_starts[which])
+    prefix_start = move(data.prefix_start[rows.prefix[which]])[:, None]
+    prefix_length = move(data.prefix_length[rows.prefix[which]])[:, None]
+    total = move(totals)[:, None]
+    group_text, group_speech = config.mix_ratio
+    size = group_text + group_speech
+    words = text_lengths.sum(1, keepdim=True)
+    groups = words // group_text * move(rows.interleaved[which])[:, None]
+
+    place = torch.arange(width, device=device)[None]
+    after = place - 1 - prefix_length
+    grouped = (after >= 0) & (after < groups * size)
+    group, inside = after // size, after % size
+    tail = after - groups * size
+    words_left = words - groups * group_text
+    is_text = torch.where(grouped, inside < group_text, (tail >= 0) & (tail < words_left))
+    text_index = torch.where(grouped, group * group_text + inside, groups * group_text + tail)
+    speech_index = torch.where(
+        grouped, group * group_speech + inside - group_text, groups * group_speech + tail - words_left - 1
+    )
+    is_task = ~grouped & (tail == words_left)
+    is_speech = torch.where(grouped, inside >= group_text, tail > words_left) & (place < total)
+
+    source = torch.where(is_text, _from_runs(text_index.clamp_min(0), text_starts, text_lengths), 0)
+    source = torch.where(
+        is_speech, _from_runs(speech_index.clamp_min(0), speech_starts, speech_lengths), source
+    )
+    is_prefix = (place >= 1) & (after < 0)
+    source = torch.where(is_prefix, prefix_start + place - 1, source)
+    ids = data.flat[source]
+    ids = torch.where(place == 0, config.text_vocab_size + config.sos_id, ids)
+    ids = torch.where(is_task, config.text_vocab_size + config.task_id, ids)
+    ids = torch.where(place < total, ids, 0)
+
+    speech = torch.where(is_speech, ids - config.text_vocab_size, IGNORE)
+    targets = torch.cat([speech[:, 1:], torch.full_like(speech[:, :1], IGNORE)], dim=1)
+    targets = torch.where(grouped & (inside == size - 1), config.fill_id, targets)
+    targets = torch.where(place == total - 1, config.eos_id, targets)
+    return ids, torch.where(place < total, targets, IGNORE)
+
+
+def batches(
+    data: LMData, rows: Plan, most_positions: int, random: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Row numbers of like length, each batch at most ``most_positions`` with its padding; in random order."""
+    totals = rows.totals(data)
+    order = np.argsort(totals * (1 + 0.1 * random.random(len(totals))))
+    parts, begin, longest = [], 0, 0
+    for place, row in enumerate(order):
+        longest = max(longest, int(totals[row]))
+        if place > begin and (place + 1 - begin) * (longest + 32) > most_positions:
+            parts.append(order[begin:place])
+            begin, longest = place, int(totals[row])
+    parts.append(order[begin:])
+    for index in random.permutation(len(parts)):
+        yield parts[index]
+
+
+def disturb(ids: Tensor, config: SpeechLMConfig, most: float, generator: torch.Generator) -> Tensor:
+    """Replace speech tokens of the input by random ones; each row has its own share, 0 … ``most``.
+
+    The model then leans on the text and forgives its own slips.
+    """
+    share = torch.rand(len(ids), 1, device=ids.device, generator=generator) * most
+    is_speech = (ids >= config.text_vocab_size) & (ids < config.text_vocab_size + config.speech_token_size)
+    hit = is_speech & (torch.rand(ids.shape, device=ids.device, generator=generator) < share)
+    other = torch.randint(
+        config.text_vocab_size,
+        config.text_vocab_size + config.speech_token_size,
+        ids.shape,
+        device=ids.device,
+        generator=generator,
+    )
+    return torch.where(hit, other, ids)

@@ -1,0 +1,272 @@
+"""Train the embedded model's speech LM from the tokens of a corpus, and check what it writes.
+
+    python -m recipes.mini.train_lm train --data CORPUS --tokens tokens.npz --out FOLDER --minutes 4
+    python -m recipes.mini.train_lm check --data CORPUS --tokens tokens.npz --model FOLDER/lm.pt \\
+        [--recogniser tokenizer.pt] [--sweep] --out decoded.npz
+
+Sequence formats and the reasons for them are in ``lm_data``, sizes and the interleaving ratio in ``config``.
+``lm.pt`` holds the averaged weights with the lowest held-out loss, in half precision; ``lm-last.pt`` the plain
+weights at the end, from which ``--resume`` goes on. The learning rate follows the time used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recipes.mini.config import mini_lm_config
+from recipes.mini.lm_check import check
+from recipes.mini.lm_data import IGNORE, LMData, Plan, batches, build, disturb, load, plan
+from recipes.mini.schedule import Ema, Progress
+from recipes.mini.train_tokenizer import is_held_out
+from vivace.config import SpeechLMConfig
+from vivace.models.speech_lm import SpeechLM
+
+SMALLEST_SPEECH_TOKENS = 10
+
+
+def embed(lm: SpeechLM, ids: Tensor) -> Tensor:
+    """Text ids and speech rows in the joint numbering to ``[B, L, hidden]``."""
+    return F.embedding(ids, torch.cat([lm.embed_tokens.weight, lm.speech_embedding.weight]))
+
+
+def loss_of(lm: SpeechLM, ids: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy over the positions that have a target, in nats.
+
+    Smoothing spreads over the speech tokens and the end only. Over all rows it would teach the 197 special
+    rows that never occur, and resampling (which knows no nucleus) would then end sentences at random.
+    """
+    logits = lm.logits(lm(embed(lm, ids))).float()
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    if smoothing == 0.0:
+        return plain
+    real = lm.config.speech_token_size
+    scores = logits.log_softmax(-1)[..., :real].mean(-1)
+    spread = -(scores * (targets != IGNORE)).sum() / (targets != IGNORE).sum()
+    return (1 - smoothing) * plain + smoothing * spread
+
+
+def new_model(config: SpeechLMConfig, dropout: float, seed: int) -> SpeechLM:
+    """Fresh weights: normal with 0.02, the layers' outputs smaller as they add up."""
+    torch.manual_seed(seed)
+    lm = SpeechLM(config, dropout)
+    for name, weight in lm.named_parameters():
+        if weight.ndim == 2:
+            last = name.endswith(("o_proj.weight", "down_proj.weight"))
+            torch.nn.init.normal_(weight, std=0.02 / (2 * config.num_layers) ** 0.5 if last else 0.02)
+        elif name.endswith("bias"):
+            torch.nn.init.zeros_(weight)
+    return lm
+
+
+def save(path: Path, lm: SpeechLM, report: dict[str, Any]) -> None:
+    """Half-precision weights with sizes and report; about 9 MB."""
+    state = {name: value.half().cpu() for name, value in lm.state_dict().items()}
+    partial = path.with_suffix(".partial")
+    torch.save({"config": asdict(lm.config), "report": report, "state": state}, partial)
+    partial.replace(path)
+
+
+def load_lm(path: Path, device: torch.device, dropout: float = 0.0) -> tuple[SpeechLM, dict[str, Any]]:
+    """A saved model in float32 (evaluation mode) and its report."""
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    sizes = {k: v for k, v in found["config"].items() if k not in ("sampling", "mix_ratio")}
+    config = replace(
+        mini_lm_config(sizes["speech_token_size"]), **sizes, mix_ratio=tuple(found["config"]["mix_ratio"])
+    )
+    lm = SpeechLM(config, dropout)
+    lm.load_state_dict({name: value.float() for name, value in found["state"].items()})
+    return lm.to(device).eval(), found["report"]
+
+
+def usable(data: LMData) -> np.ndarray:
+    """Which items have text and enough speech."""
+    return (data.text_length > 1) & (data.speech_length >= SMALLEST_SPEECH_TOKENS)
+
+
+class HeldOut:
+    """Fixed sequences of held-out items, one set per format."""
+
+    def __init__(self, data: LMData, items: np.ndarray, positions: int) -> None:
+        self._data, self._positions = data, positions
+        random = np.random.default_rng(0)
+        self._plans: dict[str, Plan] = {
+            "plain": plan(data, items, random, joined=False, varied=False, interleaved=False),
+            "streamed": plan(data, items, random, joined=False, varied=False, interleaved=True),
+            "prompted": plan(data, items, random, joined=True, varied=True, interleaved=False),
+        }
+
+    @torch.inference_mode()
+    def losses(self, lm: SpeechLM) -> dict[str, float]:
+        """Mean loss per target, by format."""
+        lm.eval()
+        out = {}
+        for name, rows in self._plans.items():
+            total, count = 0.0, 0
+            for which in batches(self._data, rows, self._positions, np.random.default_rng(0)):
+                ids, targets = build(self._data, rows, which)
+                with autocast(ids.device):
+                    loss = loss_of(lm, ids, targets)
+                wanted = int((targets != IGNORE).sum())
+                total, count = total + float(loss) * wanted, count + wanted
+            out[name] = round(total / max(1, count), 4)
+        return out
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bf16 on a GPU; plain float32 on the CPU."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+def optimizer_for(lm: SpeechLM, rate: float, decay: float) -> torch.optim.AdamW:
+    """AdamW; norms, biases and embeddings do not decay."""
+    decayed, free = [], []
+    for name, weight in lm.named_parameters():
+        (decayed if weight.ndim == 2 and "embed" not in name else free).append(weight)
+    fused = next(lm.parameters()).is_cuda
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=fused)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until the time is over; keep the best averaged weights."""
+    begun = time.monotonic()
+    device = torch.device(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with np.load(args.tokens) as packed:
+        codes = int(packed["codes"])
+    config = mini_lm_config(codes)
+    data = load(args.data, args.tokens, config, device, args.seed)
+    held = np.array([is_held_out(item) for item in data.items])
+    training, checking = (usable(data) & ~held).nonzero()[0], (usable(data) & held).nonzero()[0][:400]
+    if args.resume:
+        lm, _ = load_lm(args.resume, device, args.dropout)
+    else:
+        lm = new_model(config, args.dropout, args.seed).to(device)
+    print(
+        f"lm: {sum(p.numel() for p in lm.parameters()) / 1e6:.2f} M parameters, {codes} codes, "
+        f"{len(training)} utterances, {data.speech_length[training].sum() / 90_000:.2f} h, {len(checking)} held out, "
+        f"ready in {time.monotonic() - begun:.1f} s",
+        flush=True,
+    )
+    held_out = HeldOut(data, checking, args.positions)
+    optimizer, ema = optimizer_for(lm, args.rate, args.decay), Ema(lm, span=args.ema)
+    random, generator = np.random.default_rng(args.seed), torch.Generator(device).manual_seed(args.seed)
+    torch.manual_seed(args.seed)
+    progress = Progress(args.minutes, args.steps, begun)
+    best, epoch, checked = float("inf"), 0, time.monotonic()
+
+    def look() -> None:
+        nonlocal best, checked
+        losses = held_out.losses(ema.model)
+        mean = sum(losses.values()) / len(losses)
+        print(f"       epoch {epoch} held out: {losses}{' best' if mean < best else ''}", flush=True)
+        if mean < best:
+            best = mean
+            report = {"held_out": losses, "steps": progress.steps, "epoch": epoch}
+            save(args.out / "lm.pt", ema.model, report)
+        checked = time.monotonic()
+
+    while not progress.over():
+        rows = plan(data, random.permutation(training), random)
+        for which in batches(data, rows, args.positions, random):
+            lm.train()
+            progress.set_rate(optimizer, args.rate)
+            ids, targets = build(data, rows, which)
+            with autocast(device):
+                loss = loss_of(lm, disturb(ids, config, args.noise, generator), targets, args.smoothing)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+            optimizer.step()
+            ema.update(lm)
+            progress.step({"loss": loss.detach()})
+            if progress.over():
+                break
+            if time.monotonic() - checked > args.check_seconds:
+                look()
+        epoch += 1
+    look()
+    save(args.out / "lm-last.pt", lm, {"steps": progress.steps, "epoch": epoch})
+    print(
+        f"{progress.steps} steps, {epoch} epochs, best {best:.4f}, {time.monotonic() - begun:.1f} s",
+        flush=True,
+    )
+
+
+def check_command(args: argparse.Namespace) -> None:
+    """Decode held-out items and write their tokens; a table of error rates where a recogniser is given."""
+    device = torch.device(args.device)
+    lm, report = load_lm(args.model, device)
+    data = load(args.data, args.tokens, lm.config, device)
+    held = np.array([is_held_out(item) for item in data.items])
+    items = (usable(data) & held).nonzero()[0][: args.items]
+    decoded, table = check(
+        lm, data, items, args.data, args.recogniser, sweep=args.sweep, most_seconds=args.minutes * 60
+    )
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        offsets = np.cumsum([0, *map(len, decoded)], dtype=np.int64)
+        flat = np.array([i for row in decoded for i in row], dtype=np.uint16)
+        ids = np.array([str(data.items[i]["id"]) for i in items])
+        np.savez(args.out, tokens=flat, offsets=offsets, codes=np.int64(lm.config.speech_token_size), ids=ids)
+        args.out.with_suffix(".json").write_text(
+            json.dumps({"report": report, "table": table}, indent=1) + "\n"
+        )
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.mini.train_lm", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("train", help="train")
+    command.add_argument("--out", type=Path, required=True, help="folder for lm.pt and lm-last.pt")
+    command.add_argument("--minutes", type=float, default=4.0, help="time for all, loading included")
+    command.add_argument("--steps", type=int, default=10**9, help="stop earlier, after so many steps")
+    command.add_argument("--resume", type=Path, help="lm-last.pt or lm.pt to go on from")
+    command.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
+    command.add_argument("--decay", type=float, default=0.05, help="weight decay")
+    command.add_argument("--dropout", type=float, default=0.2)
+    command.add_argument("--noise", type=float, default=0.3, help="most of a row's speech tokens made random")
+    command.add_argument("--smoothing", type=float, default=0.03)
+    command.add_argument("--positions", type=int, default=49_152, help="tokens in one step, padding included")
+    command.add_argument("--ema", type=float, default=400.0, help="steps that the average spans")
+    command.add_argument(
+        "--check-seconds", type=float, default=15.0, help="between looks at the held-out loss"
+    )
+    command.add_argument("--seed", type=int, default=1)
+    command.set_defaults(run=train)
+    command = commands.add_parser("check", help="decode held-out items")
+    command.add_argument("--model", type=Path, required=True, help="lm.pt")
+    command.add_argument("--out", type=Path, help="decoded.npz (and .json with the table)")
+    command.add_argument("--recogniser", type=Path, help="tokenizer.pt, to measure phoneme errors")
+    command.add_argument("--items", type=int, default=200, help="how many held-out items")
+    command.add_argument("--sweep", action="store_true", help="try several sampling settings")
+    command.add_argument(
+        "--minutes", type=float, default=1.5, help="start no further setting after this time"
+    )
+    command.set_defaults(run=check_command)
+    for command in commands.choices.values():
+        command.add_argument("--data", type=Path, required=True, help="corpus folder")
+        command.add_argument("--tokens", type=Path, required=True, help="tokens.npz of the corpus")
+        command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one subcommand."""
+    args = parse_arguments(argv)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
