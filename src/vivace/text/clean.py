@@ -36,6 +36,8 @@ _ENTITY = re.compile("|".join(_ENTITIES))
 LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 _ANY_BREAK = re.compile(r"\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _BREAK_AND_SPACES = re.compile(r" ?\n[ \n]*")
+# Letters in fancy dress: mathematical alphabets, full-width Latin, ligatures.
+_STYLED = re.compile("[\U0001d400-\U0001d7ff\uff21-\uff3a\uff41-\uff5a\ufb00-\ufb06]")
 # Units that Unicode squeezed into one character.
 _SQUEEZED = str.maketrans(
     {
@@ -128,6 +130,7 @@ def clean_text(text: str) -> str:
         text = _TERMINAL_CODE.sub("", text)
         text = "".join(character for character in text if _is_kept(character))
         text = _LOOSE_JOINER.sub("", text)
+        text = _STYLED.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
     if "<" in text:
         text = MARKUP.sub(" ", text)
     if "&" in text:

@@ -151,7 +151,7 @@ def _decade(match: re.Match[str]) -> str:
 
 
 def _fraction_words(top: str, bottom: str) -> str:
-    if (top, bottom) in (("24", "7"), ("9", "11")):
+    if (top, bottom) in (("24", "7"), ("9", "11"), ("50", "50")):
         return f"{cardinal(top)} {cardinal(bottom)}"
     if int(bottom) < 2 or int(bottom) > 100 or (int(top) >= 20 and int(bottom) >= 20):
         return f"{cardinal(top)} over {cardinal(bottom)}"
@@ -203,7 +203,7 @@ def _plain_number(match: re.Match[str]) -> str:
     whole, _, fraction = text.partition(".")
     if fraction:
         return decimal(whole, fraction)
-    if len(whole) > 1 and whole.startswith("0"):
+    if "," not in whole and len(whole) > 1 and whole.startswith("0"):
         return digits(whole)
     return cardinal(whole)
 
@@ -234,7 +234,9 @@ def _rule(pattern: str, replace: Callable[[re.Match[str]], str] | str) -> Rule:
 
 _ABBREVIATION = "|".join(re.escape(short) for short in sorted(ABBREVIATIONS, key=len, reverse=True))
 _TITLE = "|".join(re.escape(short) for short in sorted(TITLES_BEFORE_NUMBER, key=len, reverse=True))
-_HALF = r"(?P<half>[AaPp]\.?[Mm]\b\.?)"
+# The full stop of `p.m.` may end the sentence too: it goes only where the sentence goes on.
+_AM_PM = r"[AaPp]\.[Mm]\.(?=\s?[a-z,;])|[AaPp]\.?[Mm]\b"
+_HALF = rf"(?P<half>{_AM_PM})"
 
 RULES: tuple[Rule, ...] = (
     # St. is a saint before a name that begins a phrase and a street after a name.
@@ -247,6 +249,9 @@ RULES: tuple[Rule, ...] = (
         _roman,
     ),
     _rule(rf"\b({_REGNAL}) ({_ROMAN_PATTERN})\b", _regnal),
+    _rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
+    _rule(r"(?:(?<=[\s(\[\"'“=])|^)[-−](?=\.?[0-9])", "minus "),
+    _rule(r"\b1(00|000)s(?= of\b)", lambda match: "hundreds" if match.group(1) == "00" else "thousands"),
     # Ranges of something: the second number carries the unit.
     _rule(rf"([$£€¥])({_N}(?:\.[0-9]+)?)\s?[-–]\s?(?:\1)?(?={_N})", r"\2 to \1"),
     _rule(
@@ -276,7 +281,7 @@ RULES: tuple[Rule, ...] = (
         rf"{_START}(?P<hour>[01]?[0-9]|2[0-4]):(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9]))?(?![:0-9])(?:\s?{_HALF})?",
         _clock,
     ),
-    _rule(rf"{_START}(1[0-2]|[1-9])\s?([AaPp]\.?[Mm]\b\.?)", _hour),
+    _rule(rf"{_START}(1[0-2]|[1-9])\s?({_AM_PM})", _hour),
     _rule(
         r"(?<![\w-])(?:\+[0-9]{1,3}[-. ]?)?(?:\([0-9]{2,4}\) ?|[0-9]{3}[-. ])[0-9]{3,4}[-. ][0-9]{4}(?![\w-])",
         _phone,
@@ -305,8 +310,8 @@ RULES: tuple[Rule, ...] = (
     _rule(r"([0-9])\s?[x×*]\s?(?=[0-9])", r"\1 times "),
     _rule(r"([0-9)])\s?\^\s?(?=[0-9])", r"\1 to the power of "),
     _rule(r"([0-9)])\s?÷\s?(?=[0-9(])", r"\1 divided by "),
-    _rule(r"(?<![\w.,)])[-−](?=\.?[0-9])", "minus "),
     _rule(r"\+\+", " plus plus"),
+    _rule(r"(?<![\w)])\+(?=[0-9])", "plus "),
     _rule(r"(?<=[\w)])\s?\+\s?(?=[\w(])", " plus "),
     _rule(r"(?<=[0-9A-Za-z])\+(?=\W|$)", " plus"),
     _rule(r"(?<=[\w)])\s?=\s?(?=[-\w(])", " equals "),
@@ -331,12 +336,19 @@ RULES: tuple[Rule, ...] = (
         rf"{_START}[0-9]{{1,3}}(?:,[0-9]{{3}})+(?:\.[0-9]+)?(?![\w]|[.,][0-9])",
         lambda match: number(match.group()),
     ),
+    _rule(r"\b911\b", "nine one one"),
+    # Numbers that stand alone. The library sees only single words that still hold digits after this: with a
+    # whole sentence it reads `5 in the` as inches and `march 5` as a date.
+    _rule(
+        rf"(?<![\w.,:/-])(?<![0-9]['’])(?:{_N}(?:\.[0-9]+)?|\.[0-9]+)(?!\w|[.,:/'’-][0-9])",
+        _plain_number,
+    ),
     # Letters and digits run together: A4, 3D, MP3, H2O.
     _rule(r"(?<=[A-Za-z])[-–](?=[0-9])|(?<=[0-9])[-–](?=[A-Za-z])", " "),
     _rule(r"(?<=[A-Za-z])[0-9]+(?![0-9.,:/])|(?<![0-9.,:/])[0-9]+(?=[A-Za-z])", _code_number),
 )
 
-TRIGGER = re.compile(r"[0-9&%+=@#<>$£€¥₹₩~^*×÷±°²³½-¾⅓-⅞≤≥≠≈§©®™＜＞]|[A-Za-z]\.|\b[IVX]{2,}\b| [VX]\b")
+TRIGGER = re.compile(r"[0-9０-９&%+=@#<>$£€¥₹₩~^*×÷±°²³½-¾⅓-⅞≤≥≠≈§©®™＜＞]|[A-Za-z]\.|\b[IVX]{2,}\b| [VX]\b")
 """A clause without a match is read as it stands."""
 
 _LEFTOVER_NUMBER = re.compile(r"(?<![0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")

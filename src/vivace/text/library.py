@@ -40,7 +40,7 @@ def read_piece(piece: str, language: str) -> str | None:
         return None
     if not isinstance(result, str) or not result.strip():
         return None
-    result = result.replace('\\"', '"')
+    result = re.sub(r'\\(["\\])', r"\1", result)
     return result if _keeps_letters(piece, result) else None
 
 

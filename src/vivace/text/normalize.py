@@ -149,7 +149,8 @@ def _read_part(part: str, language: str, use_library: bool) -> str:
         return part
     text = rules.prepare(core).strip()
     if use_library and _has_digit(text):
-        text = "".join(_read_with_library(piece, language) for piece in _short_pieces(text))
+        pieces = re.split("(?= )", text) if language == "en" else _short_pieces(text)
+        text = "".join(_read_with_library(piece, language) for piece in pieces)
     before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
     return f"{before}{rules.finish(text).strip()}{after}"
 
