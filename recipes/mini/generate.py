@@ -9,9 +9,12 @@ import lzma
 import multiprocessing
 import tarfile
 import time
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recipes.mini.corpus import CorpusWriter, Item
 from recipes.mini.speech import SAMPLE_RATE, prepare
@@ -146,6 +149,56 @@ def speak(args: argparse.Namespace) -> None:
             worker.join()
 
 
+def write_wav(path: Path, samples: np.ndarray) -> None:
+    """Write int16 samples as a WAV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(SAMPLE_RATE)
+        out.writeframes(samples.astype("<i2").tobytes())
+
+
+def heldout_command(args: argparse.Namespace) -> None:
+    """Let the teacher speak the held-out sentences, and the speakers for judging cloning."""
+    import torch
+
+    from recipes.mini.heldout import SPEAKERS, TEACHER_VOICES, seen, sentences
+    from recipes.mini.phonemes import is_british, phonemes
+    from recipes.mini.teacher import Teacher
+
+    if args.items:
+        training = read_items(args.items)
+        known = seen(
+            [item["text"] for item in training], [item["mix"] for item in training if item.get("mix")]
+        )
+        if known:
+            raise SystemExit(f"in the training items: {known}")
+        print(f"none of the held-out texts and mixtures is among {len(training)} training items")
+    wanted: list[Item] = []
+    for voice in TEACHER_VOICES:
+        for index, sentence in enumerate(sentences()):
+            wanted.append(
+                {"id": f"{voice}/{index:02d}", "voice": voice, "mix": None, "text": sentence.spoken}
+            )
+    for speaker in SPEAKERS:
+        for kind, text in (("prompt", speaker.prompt), ("text", speaker.text)):
+            name = f"{speaker.name}_{kind}"
+            wanted.append({"id": name, "voice": speaker.name, "mix": speaker.mix, "text": text})
+    for item in wanted:
+        mix = item["mix"]
+        accent = max(mix, key=lambda name: mix[name]) if mix else item["voice"]
+        item["phonemes"] = phonemes(item["text"], is_british(accent))
+    todo = [item for item in wanted if not (args.out / f"{item['id']}.wav").exists()]
+    torch.set_num_threads(args.threads)
+    teacher = Teacher(args.teacher, args.device)
+    for item, samples in teacher.speak(todo, batch_frames=600, seed=args.seed):
+        write_wav(args.out / f"{item['id']}.wav", samples)
+    lines = [json.dumps(item, ensure_ascii=False) for item in wanted]
+    (args.out / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{len(wanted)} files in {args.out}")
+
+
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.mini.generate", description=__doc__)
@@ -177,6 +230,17 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument("--no-noise", action="store_true", help="no noise in the excitation")
     command.add_argument("--limit", type=int, help="take only the first so many items")
     command.set_defaults(run=speak)
+
+    command = commands.add_parser(
+        "heldout", help="teacher speech for the held-out sentences (needs espeak-ng)"
+    )
+    command.add_argument("--teacher", type=Path, required=True, help="folder with all that pack wrote")
+    command.add_argument("--out", type=Path, required=True, help="folder for the WAV files")
+    command.add_argument("--items", type=Path, help="training items, to check that nothing held out is there")
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    command.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    command.add_argument("--seed", type=int, default=1, help="seed of the excitation's noise")
+    command.set_defaults(run=heldout_command)
 
     command = commands.add_parser("unpack", help="turn ready Opus shards into a corpus folder")
     command.add_argument("shards", type=Path, help="folder with *.tar and items.jsonl.xz")
