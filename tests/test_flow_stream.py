@@ -5,6 +5,7 @@ products), so values around 1 to 5 differ by some 1e-6; 1e-4 is a hundred times 
 Where the same computation runs twice, results are compared bit by bit.
 """
 
+import copy
 import functools
 import itertools
 
@@ -146,6 +147,9 @@ def test_prepared_weights_follow_the_state_dict():
         return one.step(one.new_stream(EMBEDDING, prompt_mel(0)), tokens, True)
 
     assert not torch.equal(speak(first), speak(second))
+    copied = copy.deepcopy(first)
+    copied.load_state_dict(second.state_dict())
+    assert torch.equal(speak(copied), speak(second))
     first.load_state_dict(second.state_dict())
     assert torch.equal(speak(first), speak(second))
 

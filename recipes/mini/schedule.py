@@ -54,13 +54,17 @@ class Progress:
     def over(self) -> bool:
         return self.fraction() >= 1.0
 
-    def set_rate(self, optimizer: torch.optim.Optimizer, highest: float) -> None:
+    def rate(self, highest: float) -> float:
         """A short rise, then half a cosine down to 1 % of ``highest``."""
         done = self.fraction()
         rise = min(1.0, (done + 1e-3) / self.warmup)
         fall = 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return highest * rise * fall
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, highest: float) -> None:
+        """Give the optimizer the ``rate`` of this moment."""
         for group in optimizer.param_groups:
-            group["lr"] = highest * rise * fall
+            group["lr"] = self.rate(highest)
 
     def step(self, losses: dict[str, Tensor], every_seconds: float = 5.0) -> None:
         """Count a step and print the mean losses at times.

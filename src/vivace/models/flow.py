@@ -84,8 +84,7 @@ class FlowModel(nn.Module):
             1, config.output_size, config.noise_frames, generator=generator, device="cpu"
         )
         self._prepared: PreparedFlow | None = None
-        hook = self.register_load_state_dict_post_hook
-        hook(lambda *_: self._forget())  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
     def encode(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Tokens ``[B, N]`` → ``mu`` ``[B, 80, token_mel_ratio * N]``.
@@ -155,15 +154,12 @@ class FlowModel(nn.Module):
         return x
 
     def train(self, mode: bool = True) -> FlowModel:
-        self._forget()
+        self._prepared = None
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlowModel:
-        self._forget()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
-
-    def _forget(self) -> None:
         self._prepared = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def prepare(self) -> PreparedFlow:
         """Make the weights ready for streaming. The result is kept.
@@ -260,3 +256,8 @@ class FlowModel(nn.Module):
                 " model can speak at once. Use a shorter text or prompt.",
                 code="utterance_too_long",
             )
+
+
+def _forget(model: FlowModel, _: object) -> None:
+    """After loading a state dict. Not a closure, so that a copy of a model forgets its own."""
+    model._prepared = None
