@@ -84,7 +84,8 @@ def test_what_lies_behind_a_row_has_no_influence(speech):
     torch.manual_seed(2)
     model = train_flow.FlowModel(tiny_config(CODES)).eval()
     rows = speech.draw(3, SIZE)
-    rows = rows._replace(valid=torch.tensor([40, 30, 60]), visible=torch.tensor([43, 30, 63]))
+    valid, visible = torch.tensor([40, 30, 60]), torch.tensor([43, 30, 63])
+    rows = rows._replace(valid=valid, visible=visible, prompt=torch.tensor([0, 10, 25]))
     other = rows._replace(tokens=rows.tokens.clone(), mel=rows.mel.clone())
     other.tokens[1, 30:] = 0
     other.mel[1, :, 60:] = 9.0
