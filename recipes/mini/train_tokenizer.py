@@ -302,6 +302,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run one subcommand."""
+    # cuDNN would prepare its attention anew for each of the many shapes.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     args = parse_arguments(argv)
     args.run(args)
 
