@@ -40,3 +40,13 @@ def tiny_model_folder(golden_folder: Path, tmp_path_factory: pytest.TempPathFact
                 state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
             torch.save(state, folder / f"{stage}.pt")
     return folder
+
+
+@pytest.fixture(scope="session")
+def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete tiny official-layout folder: random float32 weights, tokenizer files, ONNX files, one voice."""
+    from vivace.random_checkpoint import write_random_checkpoint
+
+    folder = tmp_path_factory.mktemp("random") / "model"
+    write_random_checkpoint(folder, size="tiny", seed=0, dtype="float32")
+    return folder

@@ -150,6 +150,7 @@ def _check_vocoder(vocoder: VocoderConfig, require: _Require) -> None:
         0 <= vocoder.nsf_alpha <= 1 and 0 <= vocoder.nsf_sigma <= 1, "nsf_alpha and nsf_sigma must be 0 to 1"
     )
     require(0 <= vocoder.nsf_voiced_threshold <= 1_000, "nsf_voiced_threshold must be 0 to 1000")
-    require(1 <= vocoder.conv_pre_lookahead_frames <= 64, "conv_pre_look_right must be 1 to 64")
+    # The F0 predictor looks three frames ahead, and the spectrum of its source reaches into one more.
+    require(4 <= vocoder.conv_pre_lookahead_frames <= 64, "conv_pre_look_right must be 4 to 64")
     require(1 <= vocoder.f0_cond_channels <= 16_384, "cond_channels must be 1 to 16384")
     require(vocoder.source_phase in ("frame", "sample"), "source_phase must be frame or sample")

@@ -28,7 +28,9 @@ class _SkipInitialisation(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":  # all of its functions fill the tensor that they are given
+        if (
+            getattr(func, "__module__", "") == "torch.nn.init"
+        ):  # these fill the tensor that they are given
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
@@ -79,11 +81,12 @@ def build_stage(
     file: str,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    keep_mapped: bool,
 ) -> M:
     """A module in eval mode on ``device`` whose parameters are ``weights`` in ``dtype``.
 
-    Weights that already have the dtype and the device are taken without a copy, so a memory-mapped file stays
-    mapped. Buffers keep the dtype that the module gave them.
+    Buffers keep the dtype that the module gave them.
 
     Args:
         build: constructs the module on the CPU.
@@ -91,6 +94,9 @@ def build_stage(
         file: for messages.
         device: where to.
         dtype: of the parameters.
+        keep_mapped: take weights that already have the dtype and the device without a copy, so that they stay a
+            view of their memory-mapped file. Only for files that nobody writes in place: a mapping of a file that
+            is cut short ends the process.
 
     Raises:
         ModelFolderError: a value is not finite or does not fit ``dtype``.
@@ -100,7 +106,7 @@ def build_stage(
     state: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         check_finite(tensor, name, file, dtype)
-        state[name] = tensor.to(device, dtype)
+        state[name] = tensor.to(device, dtype, copy=not keep_mapped)
     result = module.load_state_dict(state, strict=False, assign=True)
     buffers = {name for name, _ in module.named_buffers()}
     assert not result.unexpected_keys, "the shape table and the module disagree"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivace.checkpoint.files import (
+    NATIVE_WEIGHTS,
     OFFICIAL_YAML,
     SPEAKER_ENCODER,
     SPEECH_TOKENIZERS,
@@ -34,6 +36,8 @@ from vivace.errors import ModelFolderError
 from vivace.models.flow import FlowModel
 from vivace.models.hift import CausalHiFT
 from vivace.models.speech_lm import SpeechLM
+
+M = TypeVar("M", bound=nn.Module)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -125,20 +129,18 @@ def open_model(
     check_memory(config, resolved, dtype)
     paths, missing = find_paths(folder)
 
-    def file(stage: Stage) -> str:
-        return "model.safetensors" if is_native(folder) else stage_file(folder, stage, lm_variant).name
+    mapped = is_native(folder)
+
+    def build(stage: Stage, make: Callable[[], M]) -> M:
+        file = NATIVE_WEIGHTS if mapped else stage_file(folder, stage, lm_variant).name
+        own_dtype = stage_dtype(stage, dtype)
+        return build_stage(make, weights.pop(stage), file, resolved, own_dtype, keep_mapped=mapped)
 
     return Model(
         config=config,
-        lm=build_stage(lambda: SpeechLM(config.lm), weights.pop("lm"), file("lm"), resolved, dtype),
-        flow=build_stage(lambda: FlowModel(config.flow), weights.pop("flow"), file("flow"), resolved, dtype),
-        vocoder=build_stage(
-            lambda: CausalHiFT(config.vocoder),
-            weights.pop("vocoder"),
-            file("vocoder"),
-            resolved,
-            stage_dtype("vocoder", dtype),
-        ),
+        lm=build("lm", lambda: SpeechLM(config.lm)),
+        flow=build("flow", lambda: FlowModel(config.flow)),
+        vocoder=build("vocoder", lambda: CausalHiFT(config.vocoder)),
         folder=folder,
         paths=paths,
         missing=missing,
@@ -179,7 +181,7 @@ def convert_folder(
         for name, tensor in weights[stage].items():
             check_finite(tensor, f"{stage}.{name}", folder.name, DTYPES[dtype])
     if is_native(folder):
-        sources = [folder / "model.safetensors"]
+        sources = [folder / NATIVE_WEIGHTS]
     else:
         sources = [folder / OFFICIAL_YAML, *(stage_file(folder, stage, lm_variant) for stage in STAGES)]
     digests = {path.name: _sha256(path) for path in sources}
@@ -187,7 +189,7 @@ def convert_folder(
         with new_folder(out) as temporary:
             _copy_others(folder, temporary)
             write_native(temporary, config, weights, DTYPES[dtype], digests)
-            size = (temporary / "model.safetensors").stat().st_size
+            size = (temporary / NATIVE_WEIGHTS).stat().st_size
     except OSError as error:
         raise ModelFolderError(
             f"{out}: cannot be written ({error.strerror}); free some space or choose another place"

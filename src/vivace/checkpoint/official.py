@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -38,7 +39,7 @@ def read_official_stage(path: Path, stage: Stage, config: ModelConfig) -> dict[s
             a weight has a dtype that no weight has or values that are not finite.
     """
     content = read_torch_file(path)
-    tensors = _by_official_name(content, stage, path)
+    tensors = _by_official_name(content, stage, path.name)
     expected = _expected_official(stage, config, tensors)
     _check_names(expected, tensors, path.name)
     for name, tensor in tensors.items():
@@ -52,26 +53,22 @@ def read_official_stage(path: Path, stage: Stage, config: ModelConfig) -> dict[s
     return _in_our_names(stage, tensors, path.name)
 
 
-def _by_official_name(content: dict[str, object], stage: Stage, path: Path) -> dict[str, Tensor]:
-    """The file's weights without what is not one of ours; dense, of a float dtype, within the file's size."""
+def _by_official_name(content: dict[str, object], stage: Stage, file: str) -> dict[str, Tensor]:
+    """The file's weights without what is not one of ours; dense and of a float dtype."""
     tensors: dict[str, Tensor] = {}
-    storages: dict[int, int] = {}
     for key, value in content.items():
         name = names.strip_generator(key) if stage == "vocoder" else key
         if name in names.IGNORED:
             continue
         if name in tensors:
-            raise ModelFolderError(f"{path.name}: '{key}' stands twice; download it again")
-        tensor = check_tensor(value, key, path.name)
+            raise ModelFolderError(f"{file}: '{key}' stands twice; download it again")
+        tensor = check_tensor(value, key, file)
         if tensor.dtype not in FLOAT_DTYPES:
             raise ModelFolderError(
-                f"{path.name}: tensor '{key}' has dtype {str(tensor.dtype).removeprefix('torch.')}; "
+                f"{file}: tensor '{key}' has dtype {str(tensor.dtype).removeprefix('torch.')}; "
                 "only float16, bfloat16, float32 and float64 weights are accepted"
             )
         tensors[name] = tensor
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    if sum(storages.values()) > path.stat().st_size:
-        raise ModelFolderError(f"{path.name}: its tensors are larger than the file; download it again")
     return tensors
 
 
@@ -167,7 +164,11 @@ def write_official(
             name: tensor.to("cpu", dtype or tensor.dtype).contiguous()
             for name, tensor in weights[stage].items()
         }
-        torch.save(names.to_official(stage, stored, config.flow.dit.dim_head), stage_file(folder, stage))
+        state = names.to_official(stage, stored, config.flow.dit.dim_head)
+        target = stage_file(folder, stage)
+        temporary = target.with_name(f".{target.name}.tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, target)  # never cut short a file that someone has open
 
 
 def save_official(

@@ -54,7 +54,7 @@ def read_torch_file(path: Path) -> dict[str, Any]:
             numbers and text.
     """
     check_file(path, min_bytes=64)
-    _check_archive(path)
+    entry_sizes = _check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds; each means that the file cannot be used
@@ -66,7 +66,21 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     for key in content:
         if not isinstance(key, str) or len(key) > MAX_NAME:
             raise ModelFolderError(f"{path.name}: has an entry whose name is not a short text")
+    # A mapped storage takes its length from the pickle; it must be that of its entry in the archive.
+    if sorted(_storage_sizes(content)) != sorted(entry_sizes):
+        raise ModelFolderError(f"{path.name}: its tensors are not those that it stores; download it again")
     return cast("dict[str, Any]", content)
+
+
+def _storage_sizes(content: dict[Any, Any]) -> list[int]:
+    """Bytes of each distinct storage, of a dictionary of tensors or of dictionaries of tensors."""
+    sizes: dict[int, int] = {}
+    for entry in content.values():
+        for value in entry.values() if isinstance(entry, dict) else (entry,):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return [size for size in sizes.values() if size]
 
 
 def check_tensor(value: object, key: str, file: str) -> torch.Tensor:
@@ -105,8 +119,11 @@ def check_finite(tensor: torch.Tensor, key: str, file: str, dtype: torch.dtype) 
         )
 
 
-def _check_archive(path: Path) -> None:
-    """The zip archive holds one pickle and raw storages, uncompressed, and the pickle is harmless."""
+def _check_archive(path: Path) -> list[int]:
+    """The zip archive holds one pickle and raw storages, uncompressed, and the pickle is harmless.
+
+    Returns the bytes of each storage that is not empty.
+    """
     with path.open("rb") as stream:
         if stream.read(4) != b"PK\x03\x04":
             raise ModelFolderError(
@@ -138,6 +155,8 @@ def _check_archive(path: Path) -> None:
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
         raise ModelFolderError(f"{path.name}: is cut off or damaged; download it again") from error
     _scan_pickle(program, path.name)
+    folder = pickles[0].filename.removesuffix("data.pkl") + "data/"
+    return [entry.file_size for entry in entries if entry.filename.startswith(folder) and entry.file_size]
 
 
 def _scan_pickle(program: bytes, file: str) -> None:
