@@ -38,14 +38,21 @@ class ModelPaths:
     voices: Path | None
 
 
+def _shown(folder: Path) -> str:
+    """A path within a message of one line."""
+    return str(folder) if str(folder).isprintable() else repr(str(folder))
+
+
 def check_folder(folder: Path) -> None:
     """Raises ModelFolderError unless ``folder`` is a folder that can be read."""
     if not folder.exists():
-        raise ModelFolderError(f"{folder}: no such model folder; give the path of a downloaded model")
+        raise ModelFolderError(f"{_shown(folder)}: no such model folder; give the path of a downloaded model")
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder}: is a file; give the model folder that holds {OFFICIAL_YAML}")
+        raise ModelFolderError(
+            f"{_shown(folder)}: is a file; give the model folder that holds {OFFICIAL_YAML}"
+        )
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise ModelFolderError(f"{folder}: may not be read; check its permissions")
+        raise ModelFolderError(f"{_shown(folder)}: may not be read; check its permissions")
 
 
 def check_file(path: Path, *, min_bytes: int = 1) -> None:
@@ -59,7 +66,7 @@ def check_file(path: Path, *, min_bytes: int = 1) -> None:
         status = path.stat()
     except OSError as error:
         raise ModelFolderError(
-            f"{name}: is missing from {path.parent}; download it from the model's page"
+            f"{name}: is missing from {_shown(path.parent)}; download it from the model's page"
         ) from error
     if stat.S_ISDIR(status.st_mode):
         raise ModelFolderError(f"{name}: is a folder, a file is needed; download it again")
@@ -99,11 +106,11 @@ def check_generation(folder: Path) -> None:
     for name, generation in OTHER_GENERATIONS.items():
         if (folder / name).exists():
             raise ModelFolderError(
-                f"{name}: {folder} is a {generation} model, which is not supported yet; "
+                f"{name}: {_shown(folder)} is a {generation} model, which is not supported yet; "
                 "use a CosyVoice 3 model (Fun-CosyVoice3-0.5B)"
             )
     raise ModelFolderError(
-        f"{OFFICIAL_YAML}: is missing from {folder}; give the folder of a CosyVoice 3 model "
+        f"{OFFICIAL_YAML}: is missing from {_shown(folder)}; give the folder of a CosyVoice 3 model "
         f"(Fun-CosyVoice3-0.5B)"
     )
 

@@ -28,9 +28,7 @@ class _SkipInitialisation(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if (
-            getattr(func, "__module__", "") == "torch.nn.init"
-        ):  # these fill the tensor that they are given
+        if getattr(func, "__module__", "") == "torch.nn.init":  # these fill the tensor that they are given
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
