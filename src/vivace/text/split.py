@@ -15,7 +15,7 @@ CountTokens = Callable[[str], int]
 _SHORT_TOKENS = 12
 _STOP = re.compile(r"[.!?。！？；…]+[\"'”’」』）】》)\]]*\s*$")
 _PAUSE = re.compile(r"(?<=[，、：；])|(?<=[,;:])(?=\s)|(?<=\s[-–—])(?=\s)|(?<=——)")
-_SPACE = re.compile(r"(?=\s)")
+_SPACE = re.compile(r"(?<=\S)(?=\s)")
 _SCAN_CHARACTERS = 2000
 
 
@@ -125,16 +125,23 @@ def _cut(text: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _group(parts: list[str], count_tokens: CountTokens, max_tokens: int) -> list[str]:
-    """Neighbouring parts joined as long as they fit, in pieces of about equal length."""
-    total = sum(count_tokens(part) for part in parts)
+    """Neighbouring parts joined as long as they fit, in pieces of about equal length.
+
+    Counts are added up, which may be off by a token per joint; the caller cuts what came out too long.
+    """
+    sizes = [count_tokens(part) for part in parts]
+    total = sum(sizes)
     wanted = min(max_tokens, -(-total // -(-total // max_tokens)) + _SHORT_TOKENS)
-    groups: list[str] = []
-    for part in parts:
-        if groups and count_tokens((groups[-1] + part).strip()) <= wanted:
-            groups[-1] += part
+    groups: list[list[str]] = []
+    filled = 0
+    for part, size in zip(parts, sizes, strict=True):
+        if groups and filled + size <= wanted:
+            groups[-1].append(part)
+            filled += size
         else:
-            groups.append(part)
-    return groups
+            groups.append([part])
+            filled = size
+    return ["".join(group) for group in groups]
 
 
 def _cut_hard(text: str, count_tokens: CountTokens, max_tokens: int) -> list[str]:
