@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vivace.errors import ModelFolderError
 from vivace.text.special_tokens import COSYVOICE3_TOKENS, TEXT_TAGS
+from vivace.text.stream import stream_clauses
 from vivace.text.tokenizer import TextTokenizer
 
 GOLDEN = Path(__file__).parent / "golden" / "frontend"
@@ -141,3 +142,15 @@ def test_damaged_tokenizer_files_are_named_in_one_line(reduced_folder, tmp_path,
         TextTokenizer.from_folder(folder)
     assert str(folder) in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_tokens_of_streamed_clauses_are_those_of_the_whole_text(tokenizer):
+    text = (
+        "Hello world. The quick brown fox jumps over the lazy dog. Is it 8:05 or 9:30? "
+        "收到好友从远方寄来的生日礼物，那份意外的惊喜与深深的祝福让我心中充满了甜蜜的快乐。 Hello world!"
+    )
+    clauses = list(stream_clauses(text))
+    assert len(clauses) > 3
+    assert [index for clause in clauses for index in tokenizer.encode(clause)] == tokenizer.encode(
+        "".join(clauses)
+    )

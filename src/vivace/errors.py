@@ -46,7 +46,7 @@ class InvalidRequestError(VivaceError, ValueError):
 
 
 class InvalidTextError(InvalidRequestError):
-    """Raised by ``text``: codes ``empty_input``, ``input_too_long``, ``unpronounceable_input``,
+    """Raised by ``text``: codes ``empty_input``, ``input_too_long``, ``unpronounceable_input``, ``invalid_type``,
     ``invalid_utf8``, ``special_token_not_allowed``."""
 
     default_code = "unpronounceable_input"
