@@ -47,6 +47,10 @@ BEFORE, KEPT, AFTER = 3, 41, 4
 """Mel frames of a training crop: warm the convolutions' states, count in the losses, feed the look-ahead."""
 
 F0_FRAMES, F0_BEFORE = 64, 11
+F0_RATE = 4.0
+"""The F0 predictor learns faster than the generator."""
+
+MEAN_MEL = -6.0
 RESERVE_S = 12.0
 Losses = dict[str, Tensor]
 
@@ -144,26 +148,33 @@ class Training:
         self.model, self.batch = model, batch
         self.discriminators = Discriminators().to(device)
         self.spectral = SpectralLoss().to(device)
-        self.mine = list(model.parameters())
-        self.theirs = list(self.discriminators.parameters())
+        pitch = list(model.f0_predictor.parameters())
+        rest = [p for name, p in model.named_parameters() if not name.startswith("f0_predictor.")]
         self.lr = lr
-        self.optimizers = [self._adam(self.mine), self._adam(self.theirs)]
+        self.optimizers = [
+            self._adam([(pitch, F0_RATE), (rest, 1.0)]),
+            self._adam([(list(self.discriminators.parameters()), 1.0)]),
+        ]
 
-    @staticmethod
-    def _adam(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
-        on_gpu = parameters[0].is_cuda
-        lr = torch.tensor(1e-6, device=parameters[0].device)
+    def _adam(self, parts: list[tuple[list[nn.Parameter], float]]) -> torch.optim.AdamW:
+        """One group per part; the second number multiplies the learning rate."""
+        device = self.batch.mel.device
+        groups = [
+            {"params": part, "lr": torch.tensor(1e-6, device=device), "share": share} for part, share in parts
+        ]
+        on_gpu = device.type == "cuda"
         return torch.optim.AdamW(
-            parameters, lr, (0.8, 0.99), weight_decay=1e-3, capturable=on_gpu, foreach=on_gpu
-        )
+            groups, torch.tensor(1e-6, device=device), (0.8, 0.99), weight_decay=1e-3,
+            capturable=on_gpu, foreach=on_gpu,
+        )  # fmt: skip
 
     def set_rate(self, done: float) -> None:
         """A short rise, then half a cosine; ``done`` is the share of the run that is over."""
-        rise = min(1.0, (done + 1e-3) / 0.02)
+        rise = min(1.0, (done + 1e-3) / 0.04)
         fall = 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"].fill_(self.lr * rise * fall)
+                group["lr"].fill_(self.lr * group["share"] * rise * fall)
 
     def generate(self) -> Tensor:
         b = self.batch
@@ -199,18 +210,20 @@ class Training:
         with torch.no_grad():
             wanted = self.judge(true)
         fooled, matching = generator_losses(wanted, self.judge(made))
-        self._update(0, spectral + f0 + (fooled + 4.0 * matching) / 30.0)
+        self._update(0, spectral + f0 + 0.4 * fooled + 0.8 * matching)
         losses = {"spectral": spectral, "f0": f0, "blame": blame, "fooled": fooled, "match": matching}
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _update(self, which: int, loss: Tensor) -> None:
-        parameters = (self.mine, self.theirs)[which]
+        optimizer = self.optimizers[which]
+        groups = [group["params"] for group in optimizer.param_groups]
         # Only these gradients: the generator's loss also reaches the discriminators.
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        nn.utils.clip_grad_norm_(parameters, 10.0)
-        self.optimizers[which].step()
+        gradients = iter(torch.autograd.grad(loss, [p for group in groups for p in group]))
+        for group in groups:
+            for parameter in group:
+                parameter.grad = next(gradients)
+            nn.utils.clip_grad_norm_(group, 10.0)
+        optimizer.step()
 
 
 def recorded(step: Callable[[], Losses], warm_steps: int = 4) -> Callable[[], Losses]:
@@ -234,12 +247,21 @@ def recorded(step: Callable[[], Losses], warm_steps: int = 4) -> Callable[[], Lo
 
 
 def initialise(model: CausalHiFT) -> None:
-    """Start quiet, and with an F0 predictor whose output has the size of a pitch in Hz."""
+    """Start near the identity, quiet, for mels around their mean, and with a pitch of the right size in Hz.
+
+    Otherwise the first steps of an optimiser that knows no scale drive the output into its limits.
+    """
     bins = model.fourier.bins
     with torch.no_grad():
+        for conv in (model.conv_pre, model.f0_predictor.condnet[0]):
+            conv.weight.mul_(0.4)
+            conv.bias.add_(-MEAN_MEL * conv.weight.sum(dim=(1, 2)))
+        for name, parameter in model.named_parameters():
+            if "convs2" in name:
+                parameter.mul_(0.3)
         model.conv_post.weight.mul_(0.5)
         model.conv_post.bias[:bins] -= 3.0
-        model.f0_predictor.classifier.weight.mul_(100.0)
+        model.f0_predictor.classifier.weight.mul_(30.0)
         model.f0_predictor.classifier.bias.fill_(80.0)
 
 
@@ -307,6 +329,7 @@ def evaluate(model: CausalHiFT, speech: Speech, out: Path | None, most: int = 24
     """Distances on held-out utterances, with the model's own pitch; the first six go to ``out`` as WAV."""
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # shapes differ
     sums = {"mel_l1": 0.0, "f0_cents": 0.0, "voicing_error": 0.0, "frames": 0.0, "voiced": 0.0, "peak": 0.0}
+    model.eval()
     for place, index in enumerate(speech.held_out[:most]):
         start, count = int(speech.flat.starts[index]), int(speech.flat.lengths[index])
         first = torch.tensor([start], device=speech.first.device)
@@ -389,7 +412,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-graphs", dest="graphs", action="store_false")
     args = parser.parse_args()

@@ -9,6 +9,7 @@ first convolution, and four samples that the next spectrum still overlaps.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -24,7 +25,7 @@ from vivace.models.f0 import F0Predictor, F0State
 from vivace.models.hift_blocks import BlockState, ResBlock
 from vivace.models.source import CounterNoise, HarmonicSource, NoiseSource
 
-_MAX_MAGNITUDE = 100.0
+_MAX_LOG_MAGNITUDE = math.log(100.0)
 _LAST_SLOPE = 0.01  # of the activation before the last convolution
 
 
@@ -128,7 +129,7 @@ class CausalHiFT(nn.Module):
             noise: the source's noise; ``CounterNoise(0)`` when None.
 
         Returns:
-            Samples ``[B, T * hop_samples]`` in ``-audio_limit … audio_limit``.
+            Samples ``[B, T * hop_samples]`` in ``-audio_limit … audio_limit`` (not limited in training mode).
         """
         batch, _, frames = mel.shape
         if frames == 0:
@@ -234,9 +235,11 @@ class CausalHiFT(nn.Module):
     def _spectrum(self, x: Tensor) -> Tensor:
         """Log magnitudes and phases ``[B, 2 * bins, columns]`` to real and imaginary parts."""
         log_magnitude, phase = torch.chunk(x, 2, dim=1)
-        magnitude = log_magnitude.exp().clamp(max=_MAX_MAGNITUDE)
+        magnitude = log_magnitude.clamp(max=_MAX_LOG_MAGNITUDE).exp()
         phase = torch.sin(phase)
         return torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
 
     def _limit(self, samples: Tensor) -> Tensor:
+        if self.training:  # a clipped sample has no gradient: an overshoot could never be unlearned
+            return samples
         return samples.clamp(-self.config.audio_limit, self.config.audio_limit)
