@@ -1,11 +1,11 @@
 """Train the embedded model's speech LM from the tokens of a corpus, and check what it writes.
 
-    python -m recipes.mini.train_lm train --data CORPUS --tokens tokens.npz --out FOLDER --minutes 4
+    python -m recipes.mini.train_lm --data CORPUS --tokens tokens.npz --out FOLDER --minutes 4
     python -m recipes.mini.train_lm check --data CORPUS --tokens tokens.npz --model FOLDER/lm.pt \\
         [--recogniser tokenizer.pt] [--sweep] --out decoded.npz
 
 Sequence formats and the reasons for them are in ``lm_data``, sizes and the interleaving ratio in ``config``.
-``lm.pt`` holds the averaged weights with the lowest held-out loss, in half precision; ``lm-last.pt`` the plain
+``lm.pt`` holds the averaged weights with the lowest held-out loss, in half precision; ``resume.pt`` the plain
 weights at the end, from which ``--resume`` goes on. The learning rate follows the time used.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -196,7 +197,7 @@ def train(args: argparse.Namespace) -> None:
                 look()
         epoch += 1
     look()
-    save(args.out / "lm-last.pt", lm, {"steps": progress.steps, "epoch": epoch})
+    save(args.out / "resume.pt", lm, {"steps": progress.steps, "epoch": epoch})
     print(
         f"{progress.steps} steps, {epoch} epochs, best {best:.4f}, {time.monotonic() - begun:.1f} s",
         flush=True,
@@ -228,11 +229,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.mini.train_lm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("train", help="train")
-    command.add_argument("--out", type=Path, required=True, help="folder for lm.pt and lm-last.pt")
+    command = commands.add_parser("train", help="train (also without this word)")
+    command.add_argument("--out", type=Path, required=True, help="folder for lm.pt and resume.pt")
     command.add_argument("--minutes", type=float, default=4.0, help="time for all, loading included")
     command.add_argument("--steps", type=int, default=10**9, help="stop earlier, after so many steps")
-    command.add_argument("--resume", type=Path, help="lm-last.pt or lm.pt to go on from")
+    command.add_argument("--resume", type=Path, help="resume.pt or lm.pt to go on from")
     command.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     command.add_argument("--decay", type=float, default=0.05, help="weight decay")
     command.add_argument("--dropout", type=float, default=0.2)
@@ -257,9 +258,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.set_defaults(run=check_command)
     for command in commands.choices.values():
         command.add_argument("--data", type=Path, required=True, help="corpus folder")
-        command.add_argument("--tokens", type=Path, required=True, help="tokens.npz of the corpus")
+        command.add_argument("--tokens", type=Path, help="tokens.npz of the corpus (default: in its folder)")
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] not in (*commands.choices, "-h", "--help"):
+        words.insert(0, "train")
+    args = parser.parse_args(words)
+    args.tokens = args.tokens or args.data / "tokens.npz"
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:
