@@ -111,7 +111,7 @@ class FlowSpeech:
         ends = self.counts[items].cumsum(1)
         # Half of the rows begin where an utterance begins, the others end where one ends.
         last = (ends >= size).int().argmax(1, keepdim=True)
-        skip = torch.where(uniform() < 0.5, ends.gather(1, last)[:, 0] - size, 0)
+        skip = (uniform() < 0.5) * (ends.gather(1, last)[:, 0] - size)
         ends_well = skip > 0
         valid = torch.full((rows,), size, device=self.device)
         visible = torch.where(ends_well | (uniform() < 0.1), valid, valid + LOOKAHEAD)
@@ -119,7 +119,7 @@ class FlowSpeech:
         border = (ends - skip[:, None]).masked_fill(ends - skip[:, None] < 25, 2 * size).amin(1)
         anywhere = (25 + uniform() * (min(150, size // 2) - 25)).long()
         prompt = torch.where((border <= size * 0.6) & (uniform() < 0.6), border, anywhere)
-        prompt = torch.where(uniform() < 0.7, prompt, 0)
+        prompt = (uniform() < 0.7) * prompt
         return self.gather(items, ends, skip, size, valid, visible, prompt)
 
     def check_rows(self, pairs: list[tuple[int, int]], size: int) -> Rows:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,11 +65,14 @@ def spoiled(rows: Rows, codes: int) -> Rows:
     return rows._replace(tokens=tokens, speaker=speaker)
 
 
-def flow_loss(model: FlowModel, rows: Rows, streaming: bool, drop: float) -> Tensor:
+def flow_loss(
+    model: FlowModel, rows: Rows, streaming: bool, drop: float, generator: torch.Generator | None = None
+) -> Tensor:
     """Mean squared error of the velocity over valid frames behind the prompt.
 
     Args:
         drop: share of rows that lose all conditions but ``x``, for classifier-free guidance.
+        generator: where noise and times come from; None: the device's default generator.
     """
     batch, size = rows.mel.shape[0], rows.mel.shape[2] // 2
     device, config = rows.mel.device, model.config
@@ -79,9 +83,9 @@ def flow_loss(model: FlowModel, rows: Rows, streaming: bool, drop: float) -> Ten
     frames = torch.arange(2 * size, device=device)
     is_prompt = (frames < 2 * rows.prompt[:, None])[:, None]
     counted = (frames < 2 * rows.valid[:, None])[:, None] & ~is_prompt
-    keep = (torch.rand(batch, 1, 1, device=device) >= drop).to(rows.mel)
-    noise = torch.randn_like(rows.mel)
-    times = 1 - torch.cos(torch.rand(batch, 1, 1, device=device) * 0.5 * torch.pi)
+    keep = (torch.rand(batch, 1, 1, device=device, generator=generator) >= drop).to(rows.mel)
+    noise = torch.randn(rows.mel.shape, device=device, generator=generator)
+    times = 1 - torch.cos(torch.rand(batch, 1, 1, device=device, generator=generator) * 0.5 * torch.pi)
     x = (1 - (1 - config.sigma_min) * times) * noise + times * rows.mel
     target = rows.mel - (1 - config.sigma_min) * noise
     velocity = model.dit(
@@ -135,6 +139,7 @@ class Trainer:
 
     def capture(self) -> None:
         """Warm up beside the main stream, then record both steps; their memory is shared."""
+        torch.backends.cudnn.benchmark = True  # for these shapes; later ones vary
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -148,6 +153,7 @@ class Trainer:
             with torch.cuda.graph(graph, pool=pool):
                 loss = self.eager_step(streaming)
             self.graphs[streaming] = _replay(graph, loss)
+        torch.backends.cudnn.benchmark = False
 
     def step(self, streaming: bool) -> Tensor:
         replay = self.graphs.get(streaming)
@@ -176,16 +182,14 @@ def held_out(model: FlowModel, speech: FlowSpeech, size: int, most: int = 192) -
     """Losses on held-out utterances behind a prompt, always with the same noise and times."""
     found: dict[str, float] = {}
     parts = [speech.pairs[start : start + 64] for start in range(0, min(most, len(speech.pairs)), 64)]
-    devices = [speech.device] if speech.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(5)
-        for name, streaming in (("streaming", True), ("full", False)):
-            losses = [
-                flow_loss(model, speech.check_rows(part, size), streaming, 0.0)
-                for part in parts
-                for _ in range(4)
-            ]
-            found[name] = round(float(torch.stack(losses).mean()), 4) if losses else float("nan")
+    for name, streaming in (("streaming", True), ("full", False)):
+        generator = torch.Generator(speech.device).manual_seed(5)
+        losses = [
+            flow_loss(model, speech.check_rows(part, size), streaming, 0.0, generator)
+            for part in parts
+            for _ in range(4)
+        ]
+        found[name] = round(float(torch.stack(losses).mean()), 4) if losses else float("nan")
     return found
 
 
@@ -231,8 +235,8 @@ def load(path: Path, device: torch.device) -> FlowModel:
 
 def train(args: argparse.Namespace) -> None:
     """Train until the time is used up; report and save on the way."""
+    begun = time.monotonic()
     torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
     device = torch.device(args.device)
     speech = FlowSpeech(Corpus(args.data), args.tokens, args.speakers, device)
     if args.resume:
@@ -250,8 +254,10 @@ def train(args: argparse.Namespace) -> None:
         f"{len(speech.pairs)} held out, {int(speech.counts.sum()) / 25 / 3600:.2f} h",
         flush=True,
     )
-    progress = Progress(args.minutes, args.steps)
+    progress = Progress(args.minutes, args.steps, begun)
+    trainer.set_rate(progress.rate(highest))
     if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
         trainer.capture()
     ema = Ema(model, span=args.ema_span / EMA_EVERY)
     next_check = args.check_minutes
@@ -284,7 +290,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=Path, required=True, help="tokens.npz of the corpus")
     parser.add_argument("--speakers", type=Path, required=True, help="speakers.npz of the corpus")
     parser.add_argument("--out", type=Path, required=True, help="folder for flow.pt")
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="from start to end")
     parser.add_argument("--steps", type=int, default=10**9, help="stop earlier, after so many steps")
     parser.add_argument("--resume", type=Path, help="resume.pt to go on from")
     parser.add_argument("--rate", type=float, default=1.2e-3, help="highest learning rate")
