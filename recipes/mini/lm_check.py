@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import recipes.mini.without_audio  # noqa: F401  (must come before vivace.engine)
 from recipes.mini.lm_data import LMData
 from vivace.config import SamplingConfig
 from vivace.datatypes import SamplingParams
