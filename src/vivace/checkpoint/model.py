@@ -49,7 +49,7 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer_config.json",
 )
-_OTHER_FILES = (SPEAKER_ENCODER, *SPEECH_TOKENIZERS, VOICES, "lexicon.bin", "LICENSE", "LICENSES.md")
+_OTHER_FILES = (SPEAKER_ENCODER, *SPEECH_TOKENIZERS, VOICES, "lexicon.xz", "LICENSE", "LICENSES.md")
 _VOICE_FILES = (".safetensors", ".json")
 
 
@@ -160,7 +160,8 @@ def convert_folder(
     Args:
         folder: model folder of either format.
         out: new folder.
-        dtype: ``float32``, ``bfloat16`` or ``float16``; a weight that would overflow is an error.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, of the speech LM and the flow; a weight that would overflow
+            is an error. The vocoder always runs in float32 and keeps its own.
         lm_variant: which language model of an official folder.
 
     Returns:
@@ -179,7 +180,8 @@ def convert_folder(
     weights = read_weights(folder, config, lm_variant)
     for stage in STAGES:
         for name, tensor in weights[stage].items():
-            check_finite(tensor, f"{stage}.{name}", folder.name, DTYPES[dtype])
+            stored = tensor.dtype if stage == "vocoder" else DTYPES[dtype]
+            check_finite(tensor, f"{stage}.{name}", folder.name, stored)
     if is_native(folder):
         sources = [folder / NATIVE_WEIGHTS]
     else:

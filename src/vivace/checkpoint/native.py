@@ -125,11 +125,11 @@ def write_native(
         folder: where to; every other file of the model should already lie there, the JSON lists them.
         config: sizes of the model.
         weights: every weight, our names; finite in ``dtype``.
-        dtype: of the stored weights.
+        dtype: of the stored weights; the vocoder, which always runs in float32, keeps its own.
         sources: SHA-256 of the files that the weights came from, by name.
     """
     tensors = {
-        f"{stage}.{name}": tensor.to("cpu", dtype).contiguous()
+        f"{stage}.{name}": tensor.to("cpu", tensor.dtype if stage == "vocoder" else dtype).contiguous()
         for stage in STAGES
         for name, tensor in weights[stage].items()
     }

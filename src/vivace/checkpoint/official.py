@@ -155,17 +155,20 @@ def write_official(
         config: sizes of the model.
         weights: every weight of every stage, our names.
         dtype: of the stored weights; None keeps theirs.
+
+    Raises:
+        ModelFolderError: a weight is not finite or does not fit ``dtype``; its file is not replaced.
     """
     (folder / TOKENIZER_FOLDER).mkdir(parents=True, exist_ok=True)
     (folder / OFFICIAL_YAML).write_text(write_yaml(config), encoding="utf-8")
     (folder / TOKENIZER_FOLDER / "config.json").write_text(write_qwen_config(config), encoding="utf-8")
     for stage in STAGES:
-        stored = {
-            name: tensor.to("cpu", dtype or tensor.dtype).contiguous()
-            for name, tensor in weights[stage].items()
-        }
-        state = names.to_official(stage, stored, config.flow.dit.dim_head)
         target = stage_file(folder, stage)
+        stored: dict[str, Tensor] = {}
+        for name, tensor in weights[stage].items():
+            check_finite(tensor, name, target.name, dtype or tensor.dtype)
+            stored[name] = tensor.to("cpu", dtype or tensor.dtype).contiguous()
+        state = names.to_official(stage, stored, config.flow.dit.dim_head)
         temporary = target.with_name(f".{target.name}.tmp")
         torch.save(state, temporary)
         os.replace(temporary, target)  # never cut short a file that someone has open
