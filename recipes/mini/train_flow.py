@@ -107,10 +107,9 @@ class Trainer:
     def __init__(self, model: FlowModel, speech: FlowSpeech, args: argparse.Namespace) -> None:
         self.model, self.speech, self.args = model, speech, args
         self.on_gpu = speech.device.type == "cuda"
-        self.rate = torch.tensor(args.rate, device=speech.device)
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=self.rate if self.on_gpu else args.rate,
+            lr=torch.tensor(args.rate, device=speech.device) if self.on_gpu else args.rate,
             betas=(0.9, 0.98),
             weight_decay=0.01,
             fused=self.on_gpu,
@@ -119,10 +118,11 @@ class Trainer:
         self.graphs: dict[bool, Callable[[], Tensor]] = {}
 
     def set_rate(self, rate: float) -> None:
-        if self.on_gpu:
-            self.rate.fill_(rate)
-        else:
-            self.optimizer.param_groups[0]["lr"] = rate
+        for group in self.optimizer.param_groups:
+            if self.on_gpu:  # the graphs read it from where it is
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def eager_step(self, streaming: bool) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -258,7 +258,11 @@ def train(args: argparse.Namespace) -> None:
     trainer.set_rate(progress.rate(highest))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        trainer.capture()
+        try:
+            trainer.capture()
+        except RuntimeError as error:  # slower, but the time box is spent on training all the same
+            print(f"no CUDA graph, steps run one by one: {error}", flush=True)
+            trainer.graphs.clear()
     ema = Ema(model, span=args.ema_span / EMA_EVERY)
     next_check = args.check_minutes
     while not progress.over():
