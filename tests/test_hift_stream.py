@@ -123,6 +123,27 @@ def test_streams_do_not_share_state() -> None:
     assert torch.equal(torch.cat(parts), alone)
 
 
+def tensors_of(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    fields = getattr(value, "__dataclass_fields__", {})
+    return [tensor for name in fields for tensor in tensors_of(getattr(value, name))]
+
+
+def test_state_stays_small_however_long_the_stream() -> None:
+    """And owns its memory: a view would keep every piece's intermediate results alive."""
+    model, mel = MODELS["sample"], random_mel(60)
+    stream, sizes = model.new_stream(), []
+    for piece in mel.split(20, dim=1):
+        model.step(stream, piece, is_last=False)
+        sizes.append(sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(stream)))
+        assert sizes[-1] == sum(tensor.nbytes for tensor in tensors_of(stream))
+    assert len(tensors_of(stream)) > 40
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
 def test_rows_of_a_batch_equal_single_streams() -> None:
     model, mels = MODELS["sample"], torch.stack((random_mel(12), random_mel(12, seed=1)))
     stream = model.new_stream(batch=2)

@@ -2,8 +2,9 @@
 
 Every class has two entries that share one weight: ``forward`` runs a whole sequence from its beginning, and
 ``step`` runs a piece and takes and returns the state. Any split of a sequence into pieces gives what
-``forward`` gives. Shapes are ``[batch, channels, time]``; a piece may have zero time steps. The layers do the
-arithmetic of the reference's ``CausalConv1d`` family and keep its parameter names (``weight``, ``bias``).
+``forward`` gives. A state is a copy: it does not keep the piece alive that it was cut from. Shapes are
+``[batch, channels, time]``; a piece may have zero time steps. The layers do the arithmetic of the
+reference's ``CausalConv1d`` family and keep its parameter names (``weight``, ``bias``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CausalConv1d(nn.Conv1d):
         if self.context == 0:
             return self._convolve(x), state
         joined = torch.cat((state, x), dim=-1)
-        return self._convolve(joined), joined[..., -self.context :]
+        return self._convolve(joined), joined[..., -self.context :].clone()
 
     def _convolve(self, x: Tensor) -> Tensor:
         return F.conv1d(x, self.weight, self.bias, dilation=self.dilation)
@@ -68,7 +69,7 @@ class LookaheadConv1d(nn.Conv1d):
         """Next piece: outputs for every input whose future is known, all of them when ``is_last``."""
         joined = torch.cat((state, x), dim=-1)
         ready = joined.shape[-1] if is_last else max(joined.shape[-1] - self.lookahead, 0)
-        waiting = joined[..., ready:]
+        waiting = joined[..., ready:].clone()
         if ready == 0:
             return x.new_zeros(x.shape[0], self.out_channels, 0), waiting
         padded = F.pad(joined, (0, self.lookahead)) if is_last else joined
@@ -104,7 +105,7 @@ class CausalUpsampleConv1d(nn.Conv1d):
         if x.shape[-1] == 0:
             return x.new_zeros(x.shape[0], self.out_channels, 0), state
         joined = torch.cat((state, x), dim=-1)
-        return self._convolve(joined), joined[..., joined.shape[-1] - self.context :]
+        return self._convolve(joined), joined[..., joined.shape[-1] - self.context :].clone()
 
     def _convolve(self, x: Tensor) -> Tensor:
         # [out, in, kernel] x [rate, kernel, taps] -> one kernel of `taps` per output channel and phase
@@ -138,7 +139,7 @@ class CausalDownsampleConv1d(nn.Conv1d):
         """Next piece: every output whose inputs are complete, and the new state."""
         joined = torch.cat((state, x), dim=-1)
         ready = max(joined.shape[-1] // self.rate - 1, 0)
-        rest = joined[..., ready * self.rate :]
+        rest = joined[..., ready * self.rate :].clone()
         if ready == 0:
             return x.new_zeros(x.shape[0], self.out_channels, 0), rest
         return F.conv1d(joined, self.weight, self.bias, stride=self.rate), rest

@@ -73,7 +73,7 @@ class ShortTimeFourier(nn.Module):
         if is_last and state.started:
             joined = torch.cat((joined, joined[:, -half - 1 : -1].flip(-1)), dim=-1)
         ready = max((joined.shape[-1] - self.n_fft) // self.hop + 1, 0) if state.started else 0
-        state.samples = joined[:, ready * self.hop :]
+        state.samples = joined[:, ready * self.hop :].clone()
         if ready == 0:
             return samples.new_zeros(samples.shape[0], 2 * self.bins, 0)
         return self._columns(joined)
@@ -99,7 +99,7 @@ class ShortTimeFourier(nn.Module):
         ready = sums.shape[-1] - (self.n_fft // 2 if is_last else overlap)
         start = min(state.skip, ready)
         state.skip -= start
-        state.sums, state.window_sums = sums[:, -overlap:], window_sums[-overlap:]
+        state.sums, state.window_sums = sums[:, -overlap:].clone(), window_sums[-overlap:].clone()
         return sums[:, start:ready] / window_sums[start:ready]
 
     def _columns(self, padded: Tensor) -> Tensor:

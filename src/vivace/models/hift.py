@@ -198,7 +198,7 @@ class CausalHiFT(nn.Module):
         first = stream.frames == 0
         count = x.shape[-1] * self.columns_per_frame + int(first)
         stream.frames += x.shape[-1]
-        spectrum, stream.columns = stream.columns[..., :count], stream.columns[..., count:]
+        spectrum, stream.columns = stream.columns[..., :count], stream.columns[..., count:].clone()
         for stage, (up, down, source_block) in enumerate(self._stages()):
             state = stream.stages[stage]
             x, state.up = up.step(F.leaky_relu(x, self.config.lrelu_slope), state.up)

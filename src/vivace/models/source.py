@@ -103,7 +103,7 @@ class HarmonicSource(nn.Module):
         # Summed in float64 and without whole cycles: float32 would lose the phase within seconds.
         ends = phase[..., None] + torch.cumsum(step.double() * self.hop, dim=-1)
         ends = torch.remainder(ends, 1.0)
-        last = ends[..., -1] if f0.shape[-1] else phase
+        last = ends[..., -1].clone() if f0.shape[-1] else phase
         if self.phase_per_sample:
             starts = torch.cat((phase[..., None], ends[..., :-1]), dim=-1).to(f0.dtype)
             inside = torch.arange(1, self.hop + 1, device=f0.device, dtype=f0.dtype)
