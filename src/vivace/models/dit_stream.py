@@ -55,7 +55,6 @@ class PreparedDiT:
     """
 
     def __init__(self, dit: DiT, times: Sequence[float]) -> None:
-        self.dit = dit
         self.heads, self.dim_head = dit.config.heads, dit.config.dim_head
         weight, bias = _weights(dit.input_embed.proj)
         self.x_weight = weight[:, : dit.config.mel_dim].contiguous()
@@ -167,11 +166,15 @@ class DiTState:
         if length > capacity:
             self._resize(max(length, capacity + capacity // 2))
 
-    def fork(self) -> DiTState:
-        """An independent copy; only the frames kept are copied."""
-        capacity = self.caches[0].shape[4]
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffers."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.caches, *self.contexts))
+
+    def fork(self, capacity: int | None = None) -> DiTState:
+        """An independent copy with room for ``capacity`` frames (None: as here); only kept frames are copied."""
         copy = DiTState(list(self.caches), [context.clone() for context in self.contexts], self.length)
-        copy._resize(capacity)
+        copy._resize(max(self.length, self.caches[0].shape[4] if capacity is None else capacity))
         return copy
 
     def _resize(self, capacity: int) -> None:

@@ -208,13 +208,12 @@ class FlowModel(nn.Module):
         chunk_tokens = self.config.dit.static_chunk_frames // ratio
         self.check_length(stream.num_frames + ratio * (len(stream.waiting) + len(tokens)))
         stream.waiting.extend(tokens)
-        first_new = max(stream.num_frames, stream.prompt_mel.shape[0])
+        prompt_left = max(0, stream.prompt_mel.shape[0] - stream.num_frames)
         chunks = [stream.spks.new_zeros((0, self.config.output_size), dtype=torch.float32)]
-        start = stream.num_frames
         while len(stream.waiting) >= chunk_tokens + ahead or (is_last and stream.waiting):
             chunks.append(self._run_chunk(stream, min(chunk_tokens, len(stream.waiting))))
         stream.finished = is_last
-        return torch.cat(chunks)[max(0, first_new - start) :].T
+        return torch.cat(chunks)[prompt_left:].T
 
     def _run_chunk(self, stream: FlowStream, num_tokens: int) -> Tensor:
         """Compute the next ``num_tokens`` waiting tokens' frames, float32 ``[frames, 80]``."""

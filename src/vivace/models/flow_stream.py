@@ -49,8 +49,18 @@ class FlowStream:
         """Frames finished so far, those of the prompt included."""
         return self.dit.length
 
-    def fork(self) -> FlowStream:
-        """A stream that goes on from here independently. Costs one copy of what is kept."""
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept."""
+        return self.dit.num_bytes
+
+    def fork(self, capacity_frames: int | None = None) -> FlowStream:
+        """A stream that goes on from here independently. Costs one copy of what is kept.
+
+        Args:
+            capacity_frames: frames to make room for, those kept included; None: as many as here.
+        """
+        dit = self.dit.fork(capacity_frames)
         return FlowStream(
-            self.spks, self.prompt_mel, self.dit.fork(), list(self.waiting), list(self.before), self.finished
+            self.spks, self.prompt_mel, dit, list(self.waiting), list(self.before), self.finished
         )
