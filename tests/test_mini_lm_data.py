@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from recipes.mini.config import mini_lm_config
+from recipes.mini.lm_check import Row, decode, sequence
 from recipes.mini.lm_data import IGNORE, batches, build, disturb, load, plan
+from vivace.config import SamplingConfig
+from vivace.datatypes import SamplingParams
 from vivace.engine.interleave import Feed, Interleaver
-from vivace.engine.lm_runner import PlainSequence
+from vivace.engine.lm_runner import LMSession, PlainSequence
 from vivace.models.speech_lm import SpeechLM
 
 CONFIG = mini_lm_config(243)
@@ -104,3 +108,28 @@ def test_noise_touches_speech_only(data):
     assert changed.any()
     assert not (changed & ~speech).any()
     assert 0.1 < changed[speech].float().mean() < 0.4
+
+
+@pytest.mark.parametrize(("prompt", "streamed"), [(None, False), (3, False), (3, True)])
+def test_decoding_without_a_cache_draws_what_the_engine_draws(data, prompt, streamed):
+    """The check's grid of many rows against the engine's one row with a cache; float32, fixed seeds."""
+    torch.manual_seed(0)
+    small = replace(CONFIG, hidden_size=64, intermediate_size=64, num_layers=2, num_heads=1, num_kv_heads=1)
+    lm = SpeechLM(small).eval()
+    torch.nn.init.normal_(lm.llm_decoder.weight, std=0.2)
+    rows = [
+        Row(sequence(lm, data, item, prompt, streamed), 2, item, CONFIG.text_vocab_size) for item in (0, 1, 4)
+    ]
+    decode(lm, rows, SamplingConfig())
+    for item, row in zip((0, 1, 4), rows, strict=True):
+        assert row.made
+        session = LMSession(
+            lm,
+            sequence(lm, data, item, prompt, streamed),
+            SamplingParams(seed=item, top_p=0.8, top_k=25, win_size=10, tau_r=0.1),
+            segment=0,
+            token_text_ratio=(3 / len(data.text[item]), 1000.0),
+            max_tokens=len(row.made),
+        )
+        with torch.inference_mode():
+            assert session.decode(10_000) == row.made
