@@ -128,6 +128,16 @@ def test_buffers_grow_geometrically():
     assert capacities == {10, 20, 30, 45, 67, 100}
 
 
+def test_a_fork_has_room_and_the_trunk_stays_tight():
+    trunk = new_stream(0, capacity=2 * CHUNK)
+    flow().step(trunk, [1] * (CHUNK + AHEAD), False)
+    branch = trunk.fork(capacity_frames=60)
+    cache = branch.dit.caches[0]
+    run(branch, [[2] * 20])
+    assert branch.dit.caches[0] is cache
+    assert trunk.fork().num_bytes == trunk.num_bytes < branch.num_bytes
+
+
 def test_too_long_is_refused_and_leaves_the_stream_alone():
     stream = new_stream(0)
     tokens = [position % VOCAB for position in range(LONGEST)]
