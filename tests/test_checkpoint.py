@@ -37,6 +37,7 @@ from vivace.checkpoint import (
 from vivace.checkpoint import names as official_names
 from vivace.checkpoint.loading import resolve_device
 from vivace.checkpoint.official import read_official_stage
+from vivace.checkpoint.torch_file import read_torch_file
 from vivace.errors import ModelFolderError
 from vivace.models.flow import FlowModel
 from vivace.models.hift import CausalHiFT
@@ -756,6 +757,31 @@ def _rewrite(
 def test_other_archives_are_refused(folder: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(folder / "flow.pt")
     refuse(folder, reason, "flow.pt")
+
+
+def refusal(path: Path) -> str | None:
+    try:
+        read_torch_file(path)
+    except ModelFolderError as error:
+        return error.message
+    return None
+
+
+def test_any_flipped_byte_of_the_directory_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(3), "b": torch.ones(2, 2)}, path)
+    content = path.read_bytes()
+    start = content.rindex(b"PK\x01\x02")  # last entry of the directory, and what follows
+    refused = 0
+    for position in range(start, len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 0xFF
+        path.unlink()
+        path.write_bytes(changed)
+        message = refusal(path)
+        assert message is None or message.startswith("x.pt: ")
+        refused += message is not None
+    assert refused > 20
 
 
 def test_archives_of_very_many_entries_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

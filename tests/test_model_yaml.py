@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vivace.checkpoint.config_check import check_config
 from vivace.checkpoint.config_json import from_json, to_json
@@ -348,6 +350,50 @@ def test_wrong_text_model_configurations_are_refused(
     (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(json.dumps(qwen(full_config()) | changes))
     with pytest.raises(ModelFolderError, match=reason):
         read_official_config(tmp_path)
+
+
+PIECES = [
+    "!new:",
+    "!ref <",
+    "*",
+    "&a ",
+    ": ",
+    "[",
+    "{",
+    "\n",
+    '"',
+    "1e999",
+    "!!python/x ",
+    "%",
+    "-",
+    "\0",
+    "null",
+    "\ud83d",
+]
+
+
+def refusal(text: str) -> str | None:
+    try:
+        parse_official_config(text, qwen(tiny_config()), "x")
+    except ModelFolderError as error:
+        return error.message
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, 4_000), st.integers(0, 30), st.sampled_from(PIECES)), min_size=1, max_size=4
+    )
+)
+def test_edited_files_are_read_or_refused_with_one_line(edits: list[tuple[int, int, str]]) -> None:
+    text = write_yaml(tiny_config())
+    for position, removed, piece in edits:
+        text = text[:position] + piece + text[position + removed :]
+    message = refusal(text)
+    if message is not None:
+        assert message.startswith(("cosyvoice3.yaml: ", "CosyVoice-BlankEN/config.json: "))
+        assert "\n" not in message
 
 
 def test_newer_spelling_of_rope_theta_is_read() -> None:

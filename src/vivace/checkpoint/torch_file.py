@@ -10,6 +10,7 @@ size.
 from __future__ import annotations
 
 import pickletools
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any, cast
@@ -152,7 +153,7 @@ def _check_archive(path: Path) -> list[int]:
                     f"{path.name}: describes too many objects; this is another kind of file"
                 )
             program = archive.read(pickles[0])
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, struct.error, ValueError, EOFError, OSError, RuntimeError) as error:
         raise ModelFolderError(f"{path.name}: is cut off or damaged; download it again") from error
     _scan_pickle(program, path.name)
     folder = pickles[0].filename.removesuffix("data.pkl") + "data/"
