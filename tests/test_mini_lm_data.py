@@ -128,7 +128,7 @@ def test_decoding_without_a_cache_draws_what_the_engine_draws(data, prompt, stre
             sequence(lm, data, item, prompt, streamed),
             SamplingParams(seed=item, top_p=0.8, top_k=25, win_size=10, tau_r=0.1),
             segment=0,
-            token_text_ratio=(3 / len(data.text[item]), 1000.0),
+            token_text_ratio=(1.5 / len(data.text[item]), 1000.0),
             max_tokens=len(row.made),
         )
         with torch.inference_mode():

@@ -141,7 +141,9 @@ class CausalSelfAttention(nn.Module):
         queries = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         keys = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         values = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+        # Under autocast the tables are float32 and the projections are not: all three must agree again.
+        queries = rotate(queries, *rotary).to(values.dtype)
+        keys = rotate(keys, *rotary).to(values.dtype)
         if cache is not None:
             keys, values = cache.append(layer, keys, values)
         attended = nn.functional.scaled_dot_product_attention(
