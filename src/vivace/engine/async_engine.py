@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vivace.datatypes import AudioChunk, SynthesisResult
+from vivace.datatypes import SynthesisResult
+from vivace.engine.async_stream import AsyncSpeechStream
 from vivace.engine.engine import Engine
 from vivace.engine.request import SynthesisRequest
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from vivace.audio.decode import AudioSource
-    from vivace.engine.live import LiveRequest
     from vivace.voice import Voice, VoiceRegistry
 
 
@@ -60,29 +60,34 @@ class AsyncEngine:
     def num_running(self) -> int:
         return self._engine.num_running
 
-    async def stream(
-        self, request: SynthesisRequest, text: AsyncIterable[str] | None = None
-    ) -> AsyncIterator[AudioChunk]:
-        """Speaks; leaving the loop early (``aclose``) cancels the request.
+    def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> AsyncSpeechStream:
+        """Speaks; errors come with the first chunk asked for. Closing or dropping the stream cancels the request.
 
         Args:
             text: pieces of text as they arrive; they replace ``request.text``.
         """
-        async for chunk in self._follow(lambda: self._submit(request, text is not None), text):
-            yield chunk
+        if text is None:
+            return AsyncSpeechStream(self._engine, lambda: self._engine.submit(request))
+        pushed = replace(request, text=())
+        return AsyncSpeechStream(self._engine, lambda: self._engine.submit(pushed, is_pushed=True), text)
 
-    async def transform(
-        self, source: AudioSource, voice: str | Voice | None = None, *, speed: float = 1.0
-    ) -> AsyncIterator[AudioChunk]:
+    def transform(
+        self,
+        source: AudioSource,
+        voice: str | Voice | None = None,
+        *,
+        speed: float = 1.0,
+        stream: bool = True,
+    ) -> AsyncSpeechStream:
         """Voice conversion, as ``Engine.transform``."""
-        async for chunk in self._follow(
-            lambda: self._engine.submit_transform(source, voice, speed=speed), None
-        ):
-            yield chunk
+        engine = self._engine
+        return AsyncSpeechStream(
+            engine, lambda: engine.submit_transform(source, voice, speed=speed, stream=stream)
+        )
 
     async def synthesize(self, request: SynthesisRequest) -> SynthesisResult:
         """Speaks and returns everything at once."""
-        return await asyncio.to_thread(self._engine.synthesize, request)
+        return await self.stream(request).collect()
 
     async def make_voice(
         self, prompt_audio: AudioSource, prompt_text: str = "", *, name: str = "clone", consent: bool = False
@@ -94,43 +99,5 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Cancels everything and ends the thread."""
-        self._engine.close()
+        await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._thread.join)
-
-    def _submit(self, request: SynthesisRequest, is_pushed: bool) -> LiveRequest:
-        return self._engine.submit(replace(request, text=()) if is_pushed else request, is_pushed=is_pushed)
-
-    async def _follow(
-        self, submit: Callable[[], LiveRequest], text: AsyncIterable[str] | None
-    ) -> AsyncIterator[AudioChunk]:
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-        live = await asyncio.to_thread(submit)
-        self._engine.listen(live, lambda: loop.call_soon_threadsafe(news.set))
-        tasks = [asyncio.create_task(self._pump(live, text))] if text is not None else []
-        if live.pieces is not None:
-            tasks.append(asyncio.create_task(asyncio.to_thread(self._engine.pull_all_text, live)))
-        try:
-            while True:
-                news.clear()
-                chunk = self._engine.take(live)
-                if chunk is not None:
-                    yield chunk
-                elif live.is_done:
-                    return
-                else:
-                    await news.wait()
-        finally:
-            self._engine.cancel(live)
-            for task in tasks:
-                task.cancel()
-
-    async def _pump(self, live: LiveRequest, text: AsyncIterable[str]) -> None:
-        """Feeds streamed text. An error of the caller's iterator ends the request with that error."""
-        try:
-            async for piece in text:
-                await asyncio.to_thread(self._engine.push_text, live, piece)
-                if live.is_done:
-                    return
-            await asyncio.to_thread(self._engine.finish_text, live)
-        except Exception as error:
-            self._engine.abort(live, error)

@@ -5,16 +5,17 @@
             play(chunk.samples)
 
 Requests may run side by side: each call to ``step`` does one unit of work for the request whose turn it is. All
-calls are safe from several threads.
+calls are safe from several threads, and none waits for another request but ``submit``, which waits for the step
+that runs.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
+import logging
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,29 +24,25 @@ import torch
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, FinishReason, SamplingParams, SynthesisResult
-from vivace.engine.chunking import ChunkPlan
-from vivace.engine.flow_runner import FlowRunner
-from vivace.engine.interleave import Interleaver
-from vivace.engine.live import LiveRequest, Segment
-from vivace.engine.lm_runner import LMSession, PlainSequence
+from vivace.engine.live import LiveRequest
 from vivace.engine.loading import Assets, load_assets
-from vivace.engine.request import SynthesisRequest, check_request, check_sampling
+from vivace.engine.request import SynthesisRequest, check_request, check_speed
 from vivace.engine.results import SpeechStream
 from vivace.engine.scheduler import Scheduler, StepPlan, Ticket
-from vivace.engine.text_feed import SegmentInput, TextFeed
-from vivace.engine.vocoder_runner import VocoderSession
+from vivace.engine.stages import Stages
+from vivace.engine.text_feed import TextFeed, TextReader
+from vivace.engine.turn import Turn
 from vivace.errors import CancelledRequestError, InvalidRequestError, SynthesisError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
+    from vivace.engine.frontend import SpokenPart
     from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
 
-FAR = 1 << 30
-"""Tokens until audio of a request that renders a whole segment at once."""
+CANCELLED = "the request was cancelled"
 
-MAX_ATTEMPTS = 2
-"""Decodings of a segment before "the model made no speech" is an error."""
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -66,17 +63,12 @@ class Engine:
     ) -> None:
         self._assets = assets
         self._limits = assets.limits
-        self._vocoder_noise = vocoder_noise
-        self._scheduler = scheduler or Scheduler()
-        model = assets.model
-        self._model = model
-        config = model.config
-        self._plan = ChunkPlan(config.chunk_tokens, config.flow.lookahead_tokens, config.flow.token_mel_ratio)
-        self._flow = FlowRunner(model.flow)
+        self._config = assets.model.config
+        self._scheduler = Scheduler() if scheduler is None else scheduler  # an empty one is false
+        self._stages = Stages(assets.model, assets.limits, vocoder_noise)
         self._live: dict[int, LiveRequest] = {}
         self._ids = itertools.count(1)
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._turn = Turn()
         self._closed = False
 
     @classmethod
@@ -120,7 +112,7 @@ class Engine:
 
     @property
     def sample_rate_hz(self) -> int:
-        return self._model.config.sample_rate_hz
+        return self._config.sample_rate_hz
 
     @property
     def voices(self) -> VoiceRegistry:
@@ -130,8 +122,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that hold state at this moment."""
-        with self._lock:
-            return len(self._live)
+        return len(self._live)
 
     # -- what users call -------------------------------------------------------------------------------------
 
@@ -141,7 +132,7 @@ class Engine:
         Raises:
             InvalidRequestError and its kind before any model work; SynthesisError when a stage fails.
         """
-        return self._follow(self.submit(request))
+        return SpeechStream(self, self.submit(request))
 
     def synthesize(self, request: SynthesisRequest) -> SynthesisResult:
         """Speaks and returns everything at once, with the figures of the request."""
@@ -156,13 +147,13 @@ class Engine:
         stream: bool = True,
     ) -> SpeechStream:
         """Voice conversion: the words of ``source`` (1 to 30 s of speech) in ``voice``."""
-        return self._follow(self.submit_transform(source, voice, speed=speed, stream=stream))
+        return SpeechStream(self, self.submit_transform(source, voice, speed=speed, stream=stream))
 
     def render_tokens(
         self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
     ) -> SpeechStream:
         """Given speech tokens in a voice: flow and vocoder alone."""
-        return self._follow(self.submit_tokens(tokens, voice, speed=speed, stream=stream))
+        return SpeechStream(self, self.submit_tokens(tokens, voice, speed=speed, stream=stream))
 
     def make_voice(
         self, prompt_audio: AudioSource, prompt_text: str = "", *, name: str = "clone", consent: bool = False
@@ -176,34 +167,36 @@ class Engine:
             InvalidAudioError: names what is wrong with the recording.
             ModelFolderError: the model folder lacks the files that cloning needs.
         """
+        self._check_open()
         return self._assets.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
 
     def cancel(self, live: LiveRequest) -> None:
-        """Ends a request now and frees its state; a request that has ended already is left as it is."""
-        with self._lock:
-            if not live.is_done:
-                live.error = CancelledRequestError("the request was cancelled")
-                self._finish(live, "cancelled")
+        """Ends a request and frees its state: now, or at the end of the step that runs in another thread.
+
+        Never waits. A request that has ended already is left as it is.
+        """
+        if not live.is_done:
+            live.is_cancelled = True
+            self._turn.tell(lambda: self._finish(live, "cancelled", CancelledRequestError(CANCELLED)))
 
     def close(self) -> None:
         """Cancels everything and refuses new requests."""
-        with self._lock:
-            self._closed = True
-            self._changed.notify_all()
-            for live in list(self._live.values()):
-                self.cancel(live)
-            self._assets.close()
+        self._closed = True
+        self._turn.ask(self._finish_all)
+        self._assets.close()
 
     def warm_up(self) -> None:
         """Runs the default voice's prompt and a few tokens through every stage."""
         voice = self._assets.default_voice
         if voice is None or self._assets.frontend is None:
             return
-        self.render_tokens([0] * self._plan.first_audio_tokens(len(voice.speech_tokens)), voice).collect()
-        with self.stream(SynthesisRequest("Ready.", voice=voice)) as stream:
-            next(stream, None)
+        first = self._stages.plan.first_audio_tokens(len(voice.speech_tokens))
+        with suppress(SynthesisError):  # the first request will tell
+            self.render_tokens([0] * first, voice).collect()
+            with self.stream(SynthesisRequest("Ready.", voice=voice)) as stream:
+                next(stream, None)
 
-    # -- submit, step, finish ----------------------------------------------------------------------------------
+    # -- submit, step, take ------------------------------------------------------------------------------------
 
     def submit(self, request: SynthesisRequest, *, is_pushed: bool = False) -> LiveRequest:
         """Checks a request and puts it in the queue; ``step`` works on it.
@@ -212,183 +205,223 @@ class Engine:
             is_pushed: the text comes through ``push_text`` and ``finish_text``, not from ``request.text``.
         """
         started = time.perf_counter()
+        self._check_open()
         check_request(request, self._limits)
         if self._assets.frontend is None:
             raise self._assets.missing_error("tokenizer")
         voice = self._assets.find_voice(request.voice)
         feed = TextFeed(self._assets.frontend, request, voice)
+        reader = TextReader(self._assets.frontend, request)
         pieces: Iterator[str] | None = None
         if isinstance(request.text, str):
-            feed.push(request.text)
+            feed.add(reader.read(request.text))
             feed.finish()
         elif not is_pushed:
             pieces = iter(request.text)
-        live = self._start(voice, feed, request.sampling, speed=request.speed, stream=request.stream)
-        live.started = started
-        live.pieces = pieces
-        live.times.text_ms = (time.perf_counter() - started) * 1e3
-        with self._lock:
-            self._update(live)
-            self._changed.notify_all()
-        return live
+        live = self._new_request(started, voice, request.sampling, request.speed, stream=request.stream)
+        live.feed, live.reader, live.pieces = feed, reader, pieces
+        live.times.text_ms = live.elapsed_ms()
+        return self._admit(live)
 
     def submit_transform(
         self, source: AudioSource, voice: str | Voice | None, *, speed: float = 1.0, stream: bool = True
     ) -> LiveRequest:
         """As ``submit``, for voice conversion."""
         started = time.perf_counter()
-        check_request(SynthesisRequest("", speed=speed), self._limits)
+        self._check_open()
+        check_speed(speed, self._limits)
         target = self._assets.find_voice(voice)
         tokens = self._assets.speech_tokens(source)
-        live = self._start(target, None, SamplingParams(), speed=speed, stream=stream)
-        live.started = started
-        live.times.prompt_ms = (time.perf_counter() - started) * 1e3
-        self._feed_tokens(live, tokens)
-        return live
+        live = self._new_request(started, target, SamplingParams(), speed, stream=stream)
+        live.times.prompt_ms = live.elapsed_ms()
+        return self._admit_tokens(live, tokens)
 
     def submit_tokens(
         self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
     ) -> LiveRequest:
         """Renders given speech tokens in a voice: flow and vocoder alone."""
-        vocab = self._model.config.flow.vocab_size
+        self._check_open()
+        check_speed(speed, self._limits)
+        vocab = self._config.flow.vocab_size
         if not tokens or not all(0 <= token < vocab for token in tokens):
             raise InvalidRequestError(
                 f"speech tokens must be 1 or more integers from 0 to {vocab - 1}", param="tokens"
             )
-        live = self._start(voice, None, SamplingParams(), speed=speed, stream=stream)
-        self._feed_tokens(live, tokens)
-        return live
+        target = self._assets.find_voice(voice)
+        live = self._new_request(time.perf_counter(), target, SamplingParams(), speed, stream=stream)
+        return self._admit_tokens(live, list(tokens))
 
     def push_text(self, live: LiveRequest, piece: str) -> None:
-        """More text for a request whose text is streamed in."""
-        self._feed_text(live, lambda feed: feed.push(piece))
+        """More text for a request whose text is streamed in; one thread at a time."""
+        self._read_text(live, lambda reader: reader.read(piece), is_end=False)
 
     def finish_text(self, live: LiveRequest) -> None:
         """No more text will come."""
-        self._feed_text(live, lambda feed: feed.finish())
+        self._read_text(live, lambda reader: reader.finish(), is_end=True)
 
     def pull_all_text(self, live: LiveRequest) -> None:
         """Takes the caller's iterator to its end, as fast as it gives; for a thread of its own."""
-        while live.pieces is not None and not live.is_done:
-            self._pull_text(live)
+        with suppress(Exception):  # reaches the consumer as the request's error
+            while live.pieces is not None and not live.is_done:
+                self._pull_text(live)
 
     def step(self) -> bool:
-        """Plan, run, emit. Returns False when nothing could be done."""
-        with self._lock:
-            plan = self._scheduler.plan()
-            if plan is None:
-                return False
-            live = self._live[plan.request_id]
-            try:
-                with torch.inference_mode():
-                    self._run(live, plan)
-            except VivaceError as error:
-                self.abort(live, error)
-            except Exception as error:
-                self.abort(live, error)
-                raise
-            return True
+        """Plan, run, emit. False when nothing could be done, or another thread is at it."""
+        return self._turn.run(self._step)
 
     def run_forever(self) -> None:
-        """Steps until ``close``; waits without polling while there is nothing to do."""
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                if not self.step():
-                    self._changed.wait()
+        """Steps until ``close``; sleeps while there is nothing to do."""
+        while not self._closed:
+            seen = self._turn.version
+            if not self.step():
+                self._turn.wait(seen)
 
     def take(self, live: LiveRequest) -> AudioChunk | None:
         """The request's next finished chunk, if there is one. Raises its error once all chunks are taken."""
-        with self._lock:
-            if live.chunks:
-                live.ticket.pending_chunks -= 1
-                self._changed.notify_all()
-                return live.chunks.popleft()
-            if live.error is not None:
-                raise live.error
-            return None
+        if live.is_cancelled and not live.is_done:
+            raise CancelledRequestError(CANCELLED)
+        error = live.error if live.is_done else None  # before the chunks: what is done makes no more of them
+        chunk = None
+        with suppress(IndexError):
+            chunk = live.chunks.popleft()
+        if chunk is not None:
+            self._turn.tell(lambda: self._note_taken(live))
+        elif error is not None:
+            raise error
+        return chunk
+
+    def next_chunk(self, live: LiveRequest) -> AudioChunk | None:
+        """Steps until the request has a chunk; None at its end. Pulls streamed text when the request waits for it."""
+        while True:
+            seen, is_done = self._turn.version, live.is_done
+            chunk = self.take(live)
+            if chunk is not None or is_done:
+                return chunk
+            if live.pieces is not None and live.ticket.waits_for_text:
+                self._pull_text(live)
+            elif not self.step():
+                self._turn.wait(seen)
 
     def listen(self, live: LiveRequest, listener: Callable[[], object]) -> None:
-        """Calls ``listener`` (from the thread that steps) whenever the request has news."""
-        with self._lock:
-            live.listener = listener
+        """Calls ``listener`` (from the thread that steps) whenever the request has news. It must not raise."""
+        live.listener = listener
         listener()
 
     def abort(self, live: LiveRequest, error: Exception) -> None:
-        """Ends a request with an error; one that is not ours is wrapped without its text."""
-        with self._lock:
-            if not live.is_done:
-                if not isinstance(error, VivaceError):
-                    error = SynthesisError(f"internal error ({type(error).__name__})")
-                live.error = error
-                self._finish(live, "error")
+        """Ends a request with ``error``, which its consumer gets as it is."""
+        self._turn.tell(lambda: self._finish(live, "error", error))
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- inside; what follows runs under the turn, but for the text -----------------------------------------------
 
-    def _start(
-        self, voice: Voice, feed: TextFeed | None, sampling: SamplingParams, *, speed: float, stream: bool
+    def _step(self) -> bool:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        live = self._live[plan.request_id]
+        try:
+            with torch.inference_mode():
+                chunk = self._run(live, plan)
+        except VivaceError as error:
+            self._finish(live, "error", error)
+        except Exception as error:
+            # A fault of ours must not reach the thread that happens to step, nor end the loop.
+            _log.exception("internal error in a request")
+            self._finish(live, "error", SynthesisError(f"internal error ({type(error).__name__})"))
+        except BaseException:  # Ctrl-C in the middle of the request's state
+            self._finish(live, "cancelled", CancelledRequestError("the engine was interrupted"))
+            raise
+        else:
+            if not live.is_cancelled:
+                self._emit(live, chunk)
+        return True
+
+    def _run(self, live: LiveRequest, plan: StepPlan) -> AudioChunk | None:
+        if plan.work == "render":
+            return self._stages.render(live)
+        self._stages.decode(live, plan.num_tokens)
+        return None
+
+    def _emit(self, live: LiveRequest, chunk: AudioChunk | None) -> None:
+        """Hands over what the step made, and tells the scheduler what the request can do next."""
+        if chunk is not None:
+            live.first_ms = live.first_ms or chunk.elapsed_ms
+            live.num_samples += len(chunk.samples)
+            live.num_chunks += 1
+            live.ticket.pending_chunks += 1
+            live.chunks.append(chunk)
+        if chunk is not None and chunk.is_last:
+            self._finish(live, "length" if live.was_cut else "stop")
+            return
+        self._stages.update_ticket(live)
+        if chunk is not None and live.listener is not None:
+            live.listener()
+
+    def _finish(self, live: LiveRequest, reason: FinishReason, error: Exception | None = None) -> None:
+        """The one place where a request ends, whatever the reason: its state is freed here."""
+        if live.is_done:
+            return
+        live.wall_ms = live.elapsed_ms()
+        live.account_waiting()
+        live.release()
+        if reason == "cancelled":
+            live.chunks.clear()
+        self._scheduler.remove(live.request_id)
+        self._live.pop(live.request_id, None)
+        if isinstance(error, VivaceError):
+            # A traceback would keep the stages' tensors alive for as long as the caller keeps the error.
+            error = error.with_traceback(None)
+        live.error = error
+        live.finish_reason = reason  # last: whoever sees it may rely on the rest
+        listener, live.listener = live.listener, None
+        if listener is not None:
+            listener()
+
+    def _finish_all(self) -> None:
+        for live in list(self._live.values()):
+            self._finish(live, "cancelled", CancelledRequestError("the engine was closed"))
+
+    def _note_taken(self, live: LiveRequest) -> None:
+        live.ticket.pending_chunks -= 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError("the engine is closed; open a new one", code="engine_closed")
+
+    def _new_request(
+        self, started: float, voice: Voice, sampling: SamplingParams, speed: float, *, stream: bool
     ) -> LiveRequest:
-        check_sampling(sampling)
-        with self._lock:
-            if self._closed:
-                raise InvalidRequestError("the engine is closed; open a new one", code="engine_closed")
-            request_id = next(self._ids)
-            ticket = Ticket(request_id, waits_for_text=True)
-            self._scheduler.add(ticket)
-            vocoder = VocoderSession(self._model.vocoder, speed, self._vocoder_noise)
-            live = LiveRequest(
-                request_id, ticket, voice, sampling, stream, vocoder, feed, self.sample_rate_hz
-            )
-            self._live[request_id] = live
-            return live
+        """The record of a request, which nobody else knows yet."""
+        request_id = next(self._ids)
+        return LiveRequest(
+            request_id=request_id,
+            ticket=Ticket(request_id),
+            voice=voice,
+            sampling=sampling,
+            stream=stream,
+            sample_rate_hz=self.sample_rate_hz,
+            started=started,
+            vocoder=self._stages.open_vocoder(speed),
+        )
 
-    def _feed_tokens(self, live: LiveRequest, tokens: list[int]) -> None:
-        with self._lock:
-            live.segment = self._open_segment(live, None)
-            live.segment.tokens = tokens
-            live.segment.is_complete = True
-            live.num_segments = 1
-            live.num_speech_tokens = len(tokens)
-            live.ticket.waits_for_text = False
-            live.ticket.tokens_until_audio = 0
+    def _admit_tokens(self, live: LiveRequest, tokens: list[int]) -> LiveRequest:
+        live.given_tokens = tokens
+        live.num_speech_tokens = len(tokens)
+        return self._admit(live)
 
-    def _feed_text(self, live: LiveRequest, action: Callable[[TextFeed], None]) -> None:
-        started = time.perf_counter()
-        with self._lock:
-            if live.is_done or live.feed is None:
-                return
-            try:
-                action(live.feed)
-            except VivaceError as error:
-                self.abort(live, error)
-                return
-            if live.segment is not None and live.segment.lm is not None:
-                live.segment.lm.waits_for_text = False
-            live.times.text_ms += (time.perf_counter() - started) * 1e3
-            self._update(live)
-            self._changed.notify_all()
+    def _admit(self, live: LiveRequest) -> LiveRequest:
+        """Into the queue, unless it is full or the engine has been closed meanwhile."""
+        self._stages.update_ticket(live)
 
-    def _follow(self, live: LiveRequest) -> SpeechStream:
-        return SpeechStream(live, self._drive(live), self.cancel)
+        def admit() -> None:
+            self._check_open()
+            self._scheduler.add(live.ticket)
+            self._live[live.request_id] = live
 
-    def _drive(self, live: LiveRequest) -> Generator[AudioChunk, None, None]:
-        """Steps the engine until the request ends; pulls streamed text when the request waits for it."""
-        while True:
-            chunk = self.take(live)
-            if chunk is not None:
-                yield chunk
-            elif live.is_done:
-                return
-            elif live.pieces is not None and live.ticket.waits_for_text:
-                self._pull_text(live)
-            else:
-                with self._changed:
-                    if not live.chunks and not live.is_done and not self.step():
-                        self._changed.wait()  # another thread holds the text or the turn
+        self._turn.ask(admit)
+        return live
 
     def _pull_text(self, live: LiveRequest) -> None:
-        """Takes the next piece from the caller's iterator, outside the lock: it may block."""
+        """Takes the next piece from the caller's iterator, which may block; its errors end the request."""
         pieces = live.pieces
         if pieces is None:
             return
@@ -397,156 +430,39 @@ class Engine:
         except StopIteration:
             live.pieces = None
             self.finish_text(live)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.abort(live, error)
+            else:
+                self.cancel(live)
+            raise
+        else:
+            self.push_text(live, piece)
+
+    def _read_text(
+        self, live: LiveRequest, read: Callable[[TextReader], list[SpokenPart]], *, is_end: bool
+    ) -> None:
+        """Reads text in the caller's thread, then hands it to the request."""
+        started, reader = time.perf_counter(), live.reader
+        if live.is_done or reader is None:
             return
-        self.push_text(live, piece)
-
-    def _run(self, live: LiveRequest, plan: StepPlan) -> None:
-        if plan.work == "decode":
-            self._decode(live, plan.num_tokens)
-        else:
-            self._render(live)
-        if not live.is_done:
-            self._update(live)
-
-    def _decode(self, live: LiveRequest, count: int) -> None:
-        started = time.perf_counter()
-        segment = live.segment
-        if segment is None:
-            assert live.feed is not None
-            entry = live.segment_input or live.feed.next_segment()
-            assert entry is not None, "planned to decode without text"
-            live.segment_input = entry
-            segment = live.segment = self._open_segment(live, entry)
-        assert segment.lm is not None
-        made = segment.lm.decode(count)
-        segment.tokens.extend(made)
-        live.num_speech_tokens += len(made)
-        if segment.lm.finish_reason is not None:
-            self._end_of_tokens(live, segment)
-        live.times.lm_ms += (time.perf_counter() - started) * 1e3
-
-    def _end_of_tokens(self, live: LiveRequest, segment: Segment) -> None:
-        """The segment's LM has finished: no speech at all is tried again with other draws, once."""
-        assert segment.lm is not None
-        assert live.segment_input is not None
-        live.was_cut |= segment.lm.finish_reason == "length"
-        if segment.lm.num_speech_tokens == 0:
-            live.attempt += 1
-            if live.attempt >= MAX_ATTEMPTS or live.segment_input.is_streamed:
-                raise SynthesisError("the model made no speech for this text; reword it or change the seed")
-            live.segment = None
+        try:
+            parts = read(reader)
+        except VivaceError as error:
+            self.abort(live, error)
             return
-        segment.is_complete = True
-        live.num_text_tokens += live.segment_input.num_text_tokens
-        live.spoken_text.append(live.segment_input.text)
-        live.num_segments += 1
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        self._turn.tell(lambda: self._add_text(live, parts, elapsed_ms, is_end=is_end))
 
-    def _open_segment(self, live: LiveRequest, entry: SegmentInput | None) -> Segment:
-        started = time.perf_counter()
-        prompt_tokens = len(live.voice.speech_tokens)
-        with torch.inference_mode():
-            flow = self._flow.open(live.voice) if live.stream else None
-        live.times.prompt_ms += (time.perf_counter() - started) * 1e3
-        lm = None if entry is None else self._open_lm(live, entry)
-        return Segment(lm, flow, fed_tokens=prompt_tokens, done_tokens=prompt_tokens)
-
-    def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
-        model = self._model
-        sequence: PlainSequence | Interleaver
-        if entry.interleaver is not None:
-            sequence = entry.interleaver
-        else:
-            sequence = PlainSequence(model.lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
-        frames = self._limits.stream_frames // model.config.flow.token_mel_ratio
-        return LMSession(
-            model.lm,
-            sequence,
-            live.sampling,
-            segment=live.num_segments,
-            token_text_ratio=model.config.token_text_ratio,
-            max_tokens=frames - len(live.voice.speech_tokens),
-            attempt=live.attempt,
-        )
-
-    def _render(self, live: LiveRequest) -> None:
-        segment = live.segment
-        started = time.perf_counter()
-        tokens = segment.take_chunk(self._plan) if segment is not None else []
-        segment_ends = segment is None or (segment.is_complete and not segment.tokens)
-        request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
-        if segment is None:
-            mel = torch.zeros(self._model.config.vocoder.in_channels, 0)
-        elif segment.flow is not None:
-            mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
-        else:
-            mel = self._flow.generate(live.voice, tokens)
-        rendered = time.perf_counter()
-        live.times.flow_ms += (rendered - started) * 1e3
-        samples = live.vocoder.step(mel, is_last=request_ends)
-        live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
-        if segment_ends:
-            live.segment = live.segment_input = None
-            live.attempt = 0
-        if len(samples) or request_ends:
-            self._emit(
-                live,
-                AudioChunk(
-                    samples=samples,
-                    sample_rate_hz=self.sample_rate_hz,
-                    index=live.num_chunks,
-                    segment=max(0, live.num_segments - (1 if segment_ends else 0)),
-                    start_s=live.num_samples / self.sample_rate_hz,
-                    elapsed_ms=live.elapsed_ms(),
-                    times=replace(live.times),
-                    is_last=request_ends,
-                ),
-            )
-        if request_ends:
-            self._finish(live, "length" if live.was_cut else "stop")
-
-    def _emit(self, live: LiveRequest, chunk: AudioChunk) -> None:
-        live.account_waiting()
-        chunk.times.waiting_ms = live.times.waiting_ms
-        live.num_samples += len(chunk.samples)
-        live.num_chunks += 1
-        live.chunks.append(chunk)
-        live.ticket.pending_chunks += 1
-        self._notify(live)
-
-    def _update(self, live: LiveRequest) -> None:
-        """Tells the scheduler what the request can do next."""
-        ticket, segment, feed = live.ticket, live.segment, live.feed
-        if segment is None:
-            # Between segments, or the text has just ended behind the last one: flush the vocoder.
-            has_text = feed is not None and (live.segment_input is not None or feed.has_segment)
-            ticket.waits_for_text = not has_text
-            flush = feed is not None and feed.is_exhausted and not has_text
-            ticket.tokens_until_audio = 0 if flush else FAR
-        elif segment.is_complete:
-            ticket.tokens_until_audio, ticket.waits_for_text = 0, False
-        else:
-            assert segment.lm is not None
-            ticket.waits_for_text = segment.lm.waits_for_text
-            ticket.tokens_until_audio = (
-                self._plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
-                if segment.flow is not None
-                else FAR
-            )
-
-    def _finish(self, live: LiveRequest, reason: FinishReason) -> None:
-        """The one place where a request ends, whatever the reason: its state is freed here."""
-        live.finish_reason = reason
-        live.wall_ms = live.elapsed_ms()
-        live.account_waiting()
-        live.segment = live.segment_input = None
-        live.pieces = None
-        if reason == "cancelled":
-            live.chunks.clear()
-        self._scheduler.remove(live.request_id)
-        self._live.pop(live.request_id, None)
-        self._notify(live)
-
-    def _notify(self, live: LiveRequest) -> None:
-        self._changed.notify_all()
-        if live.listener is not None:
-            live.listener()
+    def _add_text(
+        self, live: LiveRequest, parts: list[SpokenPart], elapsed_ms: float, *, is_end: bool
+    ) -> None:
+        if live.is_done or live.feed is None:
+            return
+        live.feed.add(parts)
+        if is_end:
+            live.feed.finish()
+        if live.segment is not None and live.segment.lm is not None:
+            live.segment.lm.waits_for_text = False
+        live.times.text_ms += elapsed_ms
+        self._stages.update_ticket(live)

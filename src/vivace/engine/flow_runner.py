@@ -15,33 +15,50 @@ if TYPE_CHECKING:
     from vivace.models.flow_stream import FlowStream
     from vivace.voice import Voice
 
+ROOM_FRAMES = 500
+"""Frames beyond the prompt that a new stream has room for at once: ten seconds; it grows when needed."""
+
 
 class FlowRunner:
     """Opens flow streams and keeps the prompt part of recently used voices.
 
     Args:
-        kept_voices: voices whose prompt state stays in memory; the least recently used one goes first.
+        kept_bytes: memory for prompt states that stay; the least recently used one goes first, the newest stays.
     """
 
-    def __init__(self, flow: FlowModel, *, kept_voices: int = 16) -> None:
+    def __init__(self, flow: FlowModel, *, kept_bytes: int = 2 * 1024**3) -> None:
         self._flow = flow
-        self._kept_voices = kept_voices
+        self._kept_bytes = kept_bytes
         self._prompts: OrderedDict[Voice, FlowStream] = OrderedDict()
 
     def open(self, voice: Voice) -> FlowStream:
         """A stream behind the voice's prompt; the prompt's finished chunks are computed at first use only."""
         prompt = self._prompts.get(voice)
         if prompt is None:
-            device = self._flow.input_embedding.weight.device
-            prompt = self._flow.new_stream(
-                torch.tensor(voice.embedding, device=device), torch.tensor(voice.mel, device=device)
-            )
-            self._flow.step(prompt, voice.speech_tokens.tolist(), is_last=False)
-            self._prompts[voice] = prompt
-            if len(self._prompts) > self._kept_voices:
+            prompt = self._prompts[voice] = self._run_prompt(voice)
+            while (
+                len(self._prompts) > 1
+                and sum(kept.num_bytes for kept in self._prompts.values()) > self._kept_bytes
+            ):
                 self._prompts.popitem(last=False)
         self._prompts.move_to_end(voice)
-        return prompt.fork()
+        return prompt.fork(prompt.num_frames + ROOM_FRAMES)
+
+    def no_frames(self) -> Tensor:
+        """An empty mel on the flow's device, ``[80, 0]``."""
+        return self._flow.input_embedding.weight.new_zeros(
+            self._flow.config.output_size, 0, dtype=torch.float32
+        )
+
+    def _run_prompt(self, voice: Voice) -> FlowStream:
+        device = self._flow.input_embedding.weight.device
+        prompt = self._flow.new_stream(
+            torch.tensor(voice.embedding, device=device),
+            torch.tensor(voice.mel, device=device),
+            capacity_frames=len(voice.mel),
+        )
+        self._flow.step(prompt, voice.speech_tokens.tolist(), is_last=False)
+        return prompt
 
     def step(self, stream: FlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
         """Frames that the new tokens complete, ``[80, n]``.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vivace.config import Limits, ModelConfig, SpeechLMConfig
-from vivace.errors import ModelFolderError
-from vivace.text.normalize import normalize
+from vivace.errors import InvalidTextError, ModelFolderError
+from vivace.text.normalize import finish_sentence, normalize
 from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
@@ -18,6 +18,10 @@ from vivace.text.tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from vivace.text.pronounce import Pronouncer
     from vivace.voice import Voice
+
+
+SpokenPart: TypeAlias = tuple[str, list[int]]
+"""Words as they go to the model, and their token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,22 @@ class Frontend:
         """Normalised text to ids, through the pronouncing front end where the model has one."""
         return encode_spoken(self._tokenizer, self._pronounce(text))
 
-    def segments(self, text: str, language: str | None) -> list[tuple[str, list[int]]]:
+    def spoken_parts(self, texts: Iterable[str]) -> list[SpokenPart]:
+        """Each normalised text with its ids; those that give no ids are left out."""
+        parts = [(text, self.tokens(text)) for text in texts]
+        return [(text, tokens) for text, tokens in parts if tokens]
+
+    def segments(self, text: str, language: str | None) -> list[SpokenPart]:
         """Every segment of a text with its ids, in order; at least one. Raises InvalidTextError."""
-        spoken = normalize(text, language, limits=self._limits)
-        parts = split_text(spoken, lambda part: len(self.tokens(part)), self.segment_tokens)
-        return [(part, self.tokens(part)) for part in parts]
+        spoken = finish_sentence(normalize(text, language, limits=self._limits))
+        parts = self.spoken_parts(
+            split_text(spoken, lambda part: len(self.tokens(part)), self.segment_tokens)
+        )
+        if not parts:
+            raise InvalidTextError(
+                "the text holds nothing that this model can speak; use words", param="text"
+            )
+        return parts
 
     def text_stream(self, language: str | None) -> ClauseStream:
         """For text that arrives in pieces."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from vivace.datatypes import AudioChunk, FinishReason, SamplingParams, StageTimes
 from vivace.engine.scheduler import Ticket
-from vivace.errors import VivaceError
 
 if TYPE_CHECKING:
     from vivace.engine.chunking import ChunkPlan
     from vivace.engine.lm_runner import LMSession
-    from vivace.engine.text_feed import SegmentInput, TextFeed
+    from vivace.engine.text_feed import SegmentInput, TextFeed, TextReader
     from vivace.engine.vocoder_runner import VocoderSession
     from vivace.models.flow_stream import FlowStream
     from vivace.voice import Voice
@@ -26,6 +25,7 @@ class Segment:
     """The segment that is being spoken.
 
     Attributes:
+        index: 0, 1, 2 … within the request.
         lm: decodes its speech tokens; None when the tokens are given (voice conversion).
         flow: its stream behind the voice's prompt; None in offline mode.
         tokens: decoded and not yet given to the flow.
@@ -33,6 +33,7 @@ class Segment:
         is_complete: no more tokens will come.
     """
 
+    index: int
     lm: LMSession | None
     flow: FlowStream | None
     fed_tokens: int
@@ -60,10 +61,17 @@ class Segment:
 class LiveRequest:
     """One request from submit to its end.
 
+    Only whoever holds the engine's turn changes it, but for ``reader`` and ``pieces`` (the thread that brings the
+    text) and for taking ``chunks`` (the consumer).
+
     Attributes:
-        feed: segments of text still to come; None for voice conversion.
+        vocoder: runs on through all segments; None once the request has ended, as are the others that may be.
+        reader, feed: the two sides of its text; None for voice conversion.
         pieces: where streamed text comes from when the caller gave an iterable.
+        given_tokens: speech tokens to render instead of text.
         chunks: made and not yet taken.
+        was_cut: a segment reached its longest length.
+        is_cancelled: the consumer has left; nothing more is handed out.
         finish_reason: None while it runs. error: why it failed, raised to the consumer.
         listener: called when there is a new chunk or the request has ended.
     """
@@ -73,10 +81,13 @@ class LiveRequest:
     voice: Voice
     sampling: SamplingParams
     stream: bool
-    vocoder: VocoderSession
-    feed: TextFeed | None
     sample_rate_hz: int
+    started: float
+    vocoder: VocoderSession | None
+    reader: TextReader | None = None
+    feed: TextFeed | None = None
     pieces: Iterator[str] | None = None
+    given_tokens: list[int] | None = None
     segment: Segment | None = None
     segment_input: SegmentInput | None = None
     attempt: int = 0
@@ -88,11 +99,12 @@ class LiveRequest:
     chunks: deque[AudioChunk] = field(default_factory=deque)
     spoken_text: list[str] = field(default_factory=list)
     times: StageTimes = field(default_factory=StageTimes)
-    started: float = field(default_factory=time.perf_counter)
-    finish_reason: FinishReason | None = None
-    error: VivaceError | None = None
-    was_cut: bool = False
+    first_ms: float = 0.0
     wall_ms: float = 0.0
+    was_cut: bool = False
+    is_cancelled: bool = False
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
     listener: Callable[[], object] | None = None
 
     @property
@@ -106,4 +118,12 @@ class LiveRequest:
         """Time that went into no stage: other requests' turns, and the consumer."""
         times = self.times
         busy = times.text_ms + times.prompt_ms + times.lm_ms + times.flow_ms + times.vocoder_ms
-        times.waiting_ms = max(0.0, self.elapsed_ms() - busy)
+        times.waiting_ms = max(times.waiting_ms, self.elapsed_ms() - busy)
+
+    def release(self) -> None:
+        """Lets go of all that takes memory but the chunks that the consumer may still take."""
+        self.segment = self.segment_input = None
+        self.vocoder = None
+        self.reader = self.feed = None
+        self.pieces = None
+        self.given_tokens = None

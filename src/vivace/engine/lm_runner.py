@@ -105,22 +105,24 @@ class LMSession:
             if token is not None:
                 made.append(token)
                 self.num_speech_tokens += 1
-                self._check_length()
+                self._check_length(text_is_known=action.final)
         return made
 
-    def _check_length(self) -> None:
-        """End runaway speech: at the text's share for plain sequences, at the segment's bound for all."""
+    def _check_length(self, *, text_is_known: bool) -> None:
+        """End runaway speech: at the share of the text where all of it is known, and at the segment's bound."""
         limit = self._max_tokens
-        if self._plain:
+        if text_is_known:
             limit = min(limit, max(25, int(self._ratio[1] * self._sequence.num_text_tokens)))
         if self.num_speech_tokens >= limit:
             self.finish_reason = "length"
 
     def _kind(self, action: Feed) -> TokenKind:
-        shortest = int(self._ratio[0] * self._sequence.num_text_tokens)
-        if self._plain:
-            return TokenKind.SPEECH if self.num_speech_tokens < shortest else TokenKind.ANY
-        return TokenKind.SPEECH_OR_EOS if action.final else TokenKind.SPEECH_OR_FILL
+        if not action.final:
+            return TokenKind.SPEECH_OR_FILL
+        # Also for streamed text, where the reference has no shortest length: a short text must not end in silence.
+        if self.num_speech_tokens < int(self._ratio[0] * self._sequence.num_text_tokens):
+            return TokenKind.SPEECH
+        return TokenKind.ANY if self._plain else TokenKind.SPEECH_OR_EOS
 
     def _sample(self, action: Feed) -> int:
         hidden = self._lm(self._embed(action.pieces), self._cache)

@@ -18,7 +18,14 @@ from vivace.checkpoint import Model, load_config, open_model, read_official_voic
 from vivace.checkpoint.files import ModelPaths, find_paths
 from vivace.config import Limits, ModelConfig, cpu_threads, voices_folder
 from vivace.engine.frontend import Frontend
-from vivace.errors import InvalidRequestError, ModelFolderError, VivaceError, VoiceNotFoundError
+from vivace.errors import (
+    InvalidAudioError,
+    InvalidRequestError,
+    InvalidVoiceError,
+    ModelFolderError,
+    VivaceError,
+    VoiceNotFoundError,
+)
 from vivace.models.prompt_encoders import SpeakerEncoder, SpeechTokenizer
 from vivace.voice import Voice, VoiceRegistry, from_spk2info, load_voice, make_voice
 from vivace.voice.prompt import ENCODER_RATE_HZ
@@ -42,9 +49,15 @@ def model_folder(model: str | Path) -> Path:
 def open_voices(
     model: str | Path, folder: Path | None = None, *, frontend: Frontend | None = None
 ) -> VoiceRegistry:
-    """The voices of a model folder and the stored ones, without loading the model."""
+    """The voices of a model folder and the stored ones, without loading the model. Raises ModelFolderError.
+
+    Args:
+        frontend: the model's, which reads the prompt texts of official voices; made where needed when None.
+    """
     path = model_folder(model)
     config, (paths, _) = load_config(path), find_paths(path)
+    if frontend is None and paths.voices is not None and paths.tokenizer is not None:
+        frontend = Frontend(paths.tokenizer, path, config, Limits())
     return VoiceRegistry(folder or voices_folder(), _builtin_voices(path, paths, config, frontend))
 
 
@@ -58,11 +71,17 @@ def _builtin_voices(
         stored = read_official_voices(paths.voices, config.flow.spk_embed_dim, config.flow.output_size)
         for name, entry in stored.items():
             try:
-                voices[name.lower()] = from_spk2info(name, entry, config=config, decode_text=decode)
+                voice = from_spk2info(name, entry, config=config, decode_text=decode)
             except VivaceError as error:
                 _log.warning("a voice of %s was left out: %s", paths.voices.name, error.message)
+            else:
+                voices[voice.name] = voice
     for path in sorted((folder / VOICES_SUBFOLDER).glob("*.safetensors")):
-        voice = load_voice(path)
+        try:
+            voice = load_voice(path)
+            voice.check_fits(config)
+        except InvalidVoiceError as error:
+            raise ModelFolderError(f"{path}: {error.message}") from error
         voices[voice.name] = voice
     return voices
 
@@ -89,8 +108,7 @@ class Assets:
     @property
     def default_voice(self) -> Voice | None:
         """The model's own choice, or the first built-in voice."""
-        name = self.model.config.default_voice
-        names = [entry.name for entry in self.voices.list() if entry.kind == "built-in"]
+        name, names = self.model.config.default_voice, self.voices.builtin_names
         if name is None or name not in names:
             name = names[0] if names else None
         return None if name is None else self.voices.get(name)
@@ -114,7 +132,7 @@ class Assets:
 
     def make_voice(self, audio: AudioSource, text: str, *, name: str, consent: bool) -> Voice:
         """See ``Engine.make_voice``. Runs in the feature pool, so that it overlaps other work."""
-        tokenizer, encoder = self._encoders()
+        tokenizer, encoder = self._open_speech_tokenizer(), self._open_speaker_encoder()
 
         def make() -> Voice:
             return make_voice(
@@ -132,11 +150,13 @@ class Assets:
 
     def speech_tokens(self, audio: AudioSource) -> list[int]:
         """Speech tokens of a recording, for voice conversion."""
-        tokenizer, _ = self._encoders()
+        tokenizer = self._open_speech_tokenizer()
 
         def encode() -> list[int]:
             samples, rate_hz = decode_audio(audio, self.limits)
             tokens: list[int] = tokenizer.encode(resample(samples, rate_hz, ENCODER_RATE_HZ)).tolist()
+            if not tokens:
+                raise InvalidAudioError("the audio holds no speech that could be encoded", param="source")
             return tokens
 
         return self._pool.submit(encode).result()
@@ -150,19 +170,25 @@ class Assets:
     def close(self) -> None:
         self._pool.close()
 
-    def _encoders(self) -> tuple[SpeechTokenizer, SpeakerEncoder]:
-        paths = self.model.paths
-        if paths.speech_tokenizer is None:
+    def _open_speech_tokenizer(self) -> SpeechTokenizer:
+        """The speech tokenizer, read at first use."""
+        path = self.model.paths.speech_tokenizer
+        if path is None:
             raise self.missing_error("speech_tokenizer")
-        if paths.speaker_encoder is None:
-            raise self.missing_error("speaker_encoder")
         with self._lock:
             if self._speech_tokenizer is None:
-                size = self.model.config.lm.speech_token_size
-                self._speech_tokenizer = SpeechTokenizer(paths.speech_tokenizer, size)
+                self._speech_tokenizer = SpeechTokenizer(path, self.model.config.lm.speech_token_size)
+            return self._speech_tokenizer
+
+    def _open_speaker_encoder(self) -> SpeakerEncoder:
+        """The speaker encoder, read at first use."""
+        path = self.model.paths.speaker_encoder
+        if path is None:
+            raise self.missing_error("speaker_encoder")
+        with self._lock:
             if self._speaker_encoder is None:
-                self._speaker_encoder = SpeakerEncoder(paths.speaker_encoder)
-            return self._speech_tokenizer, self._speaker_encoder
+                self._speaker_encoder = SpeakerEncoder(path, self.model.config.flow.spk_embed_dim)
+            return self._speaker_encoder
 
 
 def load_assets(

@@ -59,7 +59,7 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
             )
     elif isinstance(text, bytes) or not isinstance(text, Iterable):
         raise InvalidTextError("text must be a str or an iterable of str", code="invalid_type", param="text")
-    _check_number("speed", request.speed, limits.speed_min, limits.speed_max)
+    check_speed(request.speed, limits)
     if request.instruction is not None and not isinstance(request.instruction, str):
         raise InvalidRequestError("instruction must be a str", code="invalid_type", param="instruction")
     if request.instruction is not None and len(request.instruction) > limits.instruction_characters:
@@ -69,6 +69,11 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
             param="instruction",
         )
     check_sampling(request.sampling)
+
+
+def check_speed(speed: float, limits: Limits) -> None:
+    """Raises ``InvalidRequestError`` for a speed that is out of range."""
+    _check_number("speed", speed, limits.speed_min, limits.speed_max)
 
 
 def check_sampling(sampling: SamplingParams) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from vivace.datatypes import AudioChunk, SynthesisResult
 
 if TYPE_CHECKING:
     from vivace.datatypes import Samples
+    from vivace.engine.engine import Engine
     from vivace.engine.live import LiveRequest
 
 
@@ -19,27 +20,21 @@ class SpeechStream(Iterator[AudioChunk]):
     """The audio of one request, chunk by chunk.
 
     ``close``, leaving a ``with`` block or dropping the object cancels what is still to come and frees the
-    request's state at once.
+    request's state at once. After an error or a cancellation every further ``next`` raises it again: such a
+    stream never looks complete.
     """
 
-    def __init__(
-        self,
-        live: LiveRequest,
-        chunks: Generator[AudioChunk, None, None],
-        cancel: Callable[[LiveRequest], None],
-    ) -> None:
+    def __init__(self, engine: Engine, live: LiveRequest) -> None:
+        self._engine = engine
         self._live = live
-        self._chunks = chunks
-        self._cancel = cancel
-        self._first_ms = 0.0
 
     def __iter__(self) -> SpeechStream:
         return self
 
     def __next__(self) -> AudioChunk:
-        chunk = next(self._chunks)
-        if not self._first_ms:
-            self._first_ms = chunk.elapsed_ms
+        chunk = self._engine.next_chunk(self._live)
+        if chunk is None:
+            raise StopIteration
         return chunk
 
     def __enter__(self) -> SpeechStream:
@@ -53,7 +48,7 @@ class SpeechStream(Iterator[AudioChunk]):
 
     def close(self) -> None:
         """Cancels the request if it still runs."""
-        self._cancel(self._live)
+        self._engine.cancel(self._live)
 
     def summary(self, samples: Samples | None = None) -> SynthesisResult:
         """The figures of the request so far; complete once the last chunk was taken.
@@ -61,26 +56,34 @@ class SpeechStream(Iterator[AudioChunk]):
         Args:
             samples: what the caller kept of the audio, to travel with the figures.
         """
-        live = self._live
-        audio_seconds = live.num_samples / live.sample_rate_hz
-        wall_ms = live.wall_ms if live.is_done else live.elapsed_ms()
-        return SynthesisResult(
-            samples=np.zeros(0, np.float32) if samples is None else samples,
-            sample_rate_hz=live.sample_rate_hz,
-            audio_seconds=audio_seconds,
-            ttfb_ms=self._first_ms,
-            wall_ms=wall_ms,
-            rtf=wall_ms / 1e3 / audio_seconds if audio_seconds else 0.0,
-            tps=live.num_speech_tokens / live.times.lm_ms * 1e3 if live.times.lm_ms else 0.0,
-            num_text_tokens=live.num_text_tokens,
-            num_speech_tokens=live.num_speech_tokens,
-            num_segments=live.num_segments,
-            finish_reason=live.finish_reason or "cancelled",
-            times=replace(live.times),
-            spoken_text=list(live.spoken_text),
-        )
+        return summarise(self._live, samples)
 
     def collect(self) -> SynthesisResult:
         """Takes all chunks and returns them joined, with the figures."""
-        parts = [chunk.samples for chunk in self]
-        return self.summary(np.concatenate(parts) if parts else None)
+        return self.summary(join([chunk.samples for chunk in self]))
+
+
+def join(parts: list[Samples]) -> Samples:
+    """All samples in one array."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def summarise(live: LiveRequest, samples: Samples | None = None) -> SynthesisResult:
+    """The figures of a request so far."""
+    audio_seconds = live.num_samples / live.sample_rate_hz
+    wall_ms = live.wall_ms if live.is_done else live.elapsed_ms()
+    return SynthesisResult(
+        samples=join([]) if samples is None else samples,
+        sample_rate_hz=live.sample_rate_hz,
+        audio_seconds=audio_seconds,
+        ttfb_ms=live.first_ms,
+        wall_ms=wall_ms,
+        rtf=wall_ms / 1e3 / audio_seconds if audio_seconds else 0.0,
+        tps=live.num_speech_tokens / live.times.lm_ms * 1e3 if live.times.lm_ms else 0.0,
+        num_text_tokens=live.num_text_tokens,
+        num_speech_tokens=live.num_speech_tokens,
+        num_segments=live.num_segments,
+        finish_reason=live.finish_reason or "cancelled",
+        times=replace(live.times),
+        spoken_text=list(live.spoken_text),
+    )

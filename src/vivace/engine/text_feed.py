@@ -2,22 +2,63 @@
 
 A known text is normalised and split at once. Streamed text is cut into clauses as it arrives; the clauses
 of one segment go into one interleaved sequence, and a new segment begins at a clause border when the segment is
-long enough.
+long enough. ``TextReader`` is the caller's side and does the work on the text; ``TextFeed`` is the engine's side.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vivace.engine.interleave import Interleaver
 from vivace.errors import InvalidTextError
+from vivace.text.normalize import finish_sentence
 
 if TYPE_CHECKING:
-    from vivace.engine.frontend import Frontend
+    from vivace.engine.frontend import Frontend, SpokenPart
     from vivace.engine.request import SynthesisRequest
     from vivace.voice import Voice
+
+
+class TextReader:
+    """Normalises and tokenises the text of one request. One thread at a time."""
+
+    def __init__(self, frontend: Frontend, request: SynthesisRequest) -> None:
+        self._frontend = frontend
+        self._language = request.language
+        self._clauses = None if isinstance(request.text, str) else frontend.text_stream(request.language)
+        self._spoke = False
+
+    def read(self, text: str) -> list[SpokenPart]:
+        """Known text: the whole, as segments. Streamed text: a piece, cut anywhere, as the clauses it completes.
+
+        Raises:
+            InvalidTextError: nothing to speak (known text), control tokens, too long …
+        """
+        if self._clauses is None:
+            return self._frontend.segments(text, self._language)
+        return self._speakable(self._clauses.push(text))
+
+    def finish(self) -> list[SpokenPart]:
+        """What is left at the end of streamed text.
+
+        Raises:
+            InvalidTextError: as ``read``; also if nothing of the whole text could be spoken.
+        """
+        clauses = [] if self._clauses is None else self._clauses.flush()
+        rest = self._speakable([*clauses[:-1], *map(finish_sentence, clauses[-1:])])
+        if self._clauses is not None and not self._spoke:
+            raise InvalidTextError(
+                "text is empty; give at least one word to speak", code="empty_input", param="text"
+            )
+        return rest
+
+    def _speakable(self, clauses: Sequence[str]) -> list[SpokenPart]:
+        parts = self._frontend.spoken_parts(clauses)
+        self._spoke = self._spoke or bool(parts)
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +66,21 @@ class SegmentInput:
     """What the speech LM gets for one segment.
 
     Attributes:
-        text: the words as they go to the model, for the caller to read.
+        words: the text as it goes to the model, for the caller to read; streamed text adds to it.
         prefix: text tokens before the text: instruction or template, and the prompt's text.
         prompt_speech: the prompt's speech tokens; empty where the LM must not see them.
         interleaver: set for streamed text, which then arrives through it.
     """
 
-    text: str
+    words: list[str]
     prefix: list[int]
     text_tokens: list[int]
     prompt_speech: list[int]
     interleaver: Interleaver | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words).strip()
 
     @property
     def is_streamed(self) -> bool:
@@ -47,20 +92,15 @@ class SegmentInput:
 
 
 class TextFeed:
-    """The text side of one request: ``push`` and ``finish`` on one end, ``next_segment`` on the other.
-
-    Raises:
-        InvalidTextError: from ``push`` (known text) or ``finish``: nothing to speak, control tokens, …
-    """
+    """The segments of one request: ``add`` and ``finish`` on one end, ``next_segment`` on the other."""
 
     def __init__(self, frontend: Frontend, request: SynthesisRequest, voice: Voice) -> None:
-        self._frontend = frontend
-        self._language = request.language
+        self._lm_config = frontend.lm_config
+        self._segment_tokens = frontend.segment_tokens
         self._prompt = frontend.prompt(voice, request.instruction, cross_lingual=request.cross_lingual)
+        self._is_streamed = not isinstance(request.text, str)
         self._segments: deque[SegmentInput] = deque()
-        self._clauses = None if isinstance(request.text, str) else frontend.text_stream(request.language)
-        self._open: Interleaver | None = None
-        self._spoke = False
+        self._open: tuple[SegmentInput, Interleaver] | None = None
         self._finished = False
 
     @property
@@ -75,57 +115,43 @@ class TextFeed:
     def next_segment(self) -> SegmentInput | None:
         return self._segments.popleft() if self._segments else None
 
-    def push(self, text: str) -> None:
-        """Known text: the whole. Streamed text: a piece, cut anywhere."""
-        if self._clauses is None:
-            for segment in self._frontend.segments(text, self._language):
-                self._add(*segment)
-            return
-        for clause in self._clauses.push(text):
-            self._add_clause(clause)
+    def add(self, parts: Sequence[SpokenPart]) -> None:
+        """Segments of a known text, or clauses of a streamed one."""
+        for part in parts:
+            if self._is_streamed:
+                self._add_clause(*part)
+            else:
+                self._add_segment(*part)
 
     def finish(self) -> None:
         """No more text will come."""
-        if self._finished:
-            return
-        if self._clauses is not None:
-            for clause in self._clauses.flush():
-                self._add_clause(clause)
-            if self._open is not None:
-                self._open.finish()
-                self._open = None
+        self._close_open()
         self._finished = True
-        if not self._spoke:
-            raise InvalidTextError(
-                "text is empty; give at least one word to speak", code="empty_input", param="text"
-            )
 
-    def _add(self, text: str, tokens: list[int]) -> None:
-        self._spoke = True
+    def _add_segment(self, text: str, tokens: list[int]) -> None:
         prompt = self._prompt
-        self._segments.append(
-            SegmentInput(text, [*prompt.instruction, *prompt.prompt_text], tokens, prompt.prompt_speech)
-        )
+        prefix = [*prompt.instruction, *prompt.prompt_text]
+        self._segments.append(SegmentInput([text], prefix, tokens, prompt.prompt_speech))
 
-    def _add_clause(self, clause: str) -> None:
+    def _add_clause(self, text: str, tokens: list[int]) -> None:
         """Streamed text goes into the open interleaved sequence, or opens one."""
-        tokens = self._frontend.tokens(clause)
-        if not tokens:
-            return
-        self._spoke = True
-        prompt = self._prompt
-        if (
-            self._open is not None
-            and self._open.num_text_tokens + len(tokens) > self._frontend.segment_tokens
-        ):
-            self._open.finish()
-            self._open = None
+        if self._open is not None and self._open[1].num_text_tokens + len(tokens) > self._segment_tokens:
+            self._close_open()
         if self._open is None:
-            self._open = Interleaver(
-                self._frontend.lm_config,
+            prompt = self._prompt
+            interleaver = Interleaver(
+                self._lm_config,
                 instruction=prompt.instruction,
                 prompt_text=prompt.prompt_text,
                 prompt_speech=prompt.prompt_speech,
             )
-            self._segments.append(SegmentInput(clause, [], [], [], self._open))
-        self._open.push_text(tokens)
+            self._open = SegmentInput([], [], [], [], interleaver), interleaver
+            self._segments.append(self._open[0])
+        segment, interleaver = self._open
+        segment.words.append(text)
+        interleaver.push_text(tokens)
+
+    def _close_open(self) -> None:
+        if self._open is not None:
+            self._open[1].finish()
+            self._open = None

@@ -1,0 +1,187 @@
+"""Runs what the scheduler planned for one request: a burst of decoding, or one chunk through flow and vocoder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vivace.config import Limits
+from vivace.datatypes import AudioChunk
+from vivace.engine.chunking import ChunkPlan
+from vivace.engine.flow_runner import FlowRunner
+from vivace.engine.interleave import Interleaver
+from vivace.engine.live import LiveRequest, Segment
+from vivace.engine.lm_runner import LMSession, PlainSequence
+from vivace.engine.vocoder_runner import VocoderSession
+from vivace.errors import SynthesisError
+
+if TYPE_CHECKING:
+    from vivace.checkpoint import Model
+    from vivace.engine.text_feed import SegmentInput
+    from vivace.models.source import NoiseSource
+
+FAR = 1 << 30
+"""Tokens until audio of a request that renders a whole segment at once."""
+
+MAX_ATTEMPTS = 2
+"""Decodings of a segment before "the model made no speech" is an error."""
+
+
+class Stages:
+    """The three models of one engine. Everything that a request changes lies in its ``LiveRequest``.
+
+    Args:
+        vocoder_noise: replaces the vocoder's own noise.
+    """
+
+    def __init__(self, model: Model, limits: Limits, vocoder_noise: NoiseSource | None = None) -> None:
+        self._model = model
+        self._limits = limits
+        self._vocoder_noise = vocoder_noise
+        config = model.config
+        self.plan = ChunkPlan(config.chunk_tokens, config.flow.lookahead_tokens, config.flow.token_mel_ratio)
+        self._flow = FlowRunner(model.flow)
+
+    def open_vocoder(self, speed: float) -> VocoderSession:
+        """The audio side of a new request."""
+        return VocoderSession(self._model.vocoder, speed, self._vocoder_noise)
+
+    def decode(self, live: LiveRequest, count: int) -> None:
+        """Makes up to ``count`` speech tokens, none beyond what the next chunk needs.
+
+        Raises:
+            SynthesisError: values that are not finite, or a segment without any speech.
+        """
+        segment = live.segment or self._next_segment(live)
+        assert segment.lm is not None
+        if segment.flow is not None:
+            count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
+        started = time.perf_counter()
+        made = segment.lm.decode(count)
+        live.times.lm_ms += (time.perf_counter() - started) * 1e3
+        segment.tokens.extend(made)
+        live.num_speech_tokens += len(made)
+        if segment.lm.finish_reason is not None:
+            self._end_of_tokens(live, segment)
+
+    def render(self, live: LiveRequest) -> AudioChunk | None:
+        """One chunk through flow and vocoder; None if it completes no samples. The last one may hold none.
+
+        Raises:
+            SynthesisError: values that are not finite, or an utterance longer than the model can speak.
+        """
+        segment = live.segment
+        if segment is None and live.given_tokens is not None:
+            segment = self._given_segment(live, live.given_tokens)
+        started = time.perf_counter()
+        tokens = segment.take_chunk(self.plan) if segment is not None else []
+        segment_ends = segment is None or (segment.is_complete and not segment.tokens)
+        request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
+        if segment is None:  # all was rendered before the end of the text was known
+            mel = self._flow.no_frames()
+        elif segment.flow is not None:
+            mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
+        else:
+            mel = self._flow.generate(live.voice, tokens)
+        rendered = time.perf_counter()
+        live.times.flow_ms += (rendered - started) * 1e3
+        assert live.vocoder is not None
+        samples = live.vocoder.step(mel, is_last=request_ends)
+        live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
+        if segment_ends:
+            live.segment = live.segment_input = None
+            live.attempt = 0
+        if not len(samples) and not request_ends:
+            return None
+        live.account_waiting()
+        return AudioChunk(
+            samples=samples,
+            sample_rate_hz=live.sample_rate_hz,
+            index=live.num_chunks,
+            segment=segment.index if segment is not None else max(0, live.num_segments - 1),
+            start_s=live.num_samples / live.sample_rate_hz,
+            elapsed_ms=live.elapsed_ms(),
+            times=replace(live.times),
+            is_last=request_ends,
+        )
+
+    def update_ticket(self, live: LiveRequest) -> None:
+        """Tells the scheduler what the request can do next."""
+        ticket, segment, feed = live.ticket, live.segment, live.feed
+        if segment is None and live.given_tokens is not None:
+            ticket.tokens_until_audio, ticket.waits_for_text = 0, False
+        elif segment is None:
+            # Between segments, or the text has just ended behind the last one: flush the vocoder.
+            has_text = feed is not None and (live.segment_input is not None or feed.has_segment)
+            ticket.waits_for_text = not has_text
+            flush = feed is not None and feed.is_exhausted and not has_text
+            ticket.tokens_until_audio = 0 if flush else FAR
+        elif segment.is_complete:
+            ticket.tokens_until_audio, ticket.waits_for_text = 0, False
+        else:
+            assert segment.lm is not None
+            ticket.waits_for_text = segment.lm.waits_for_text
+            ticket.tokens_until_audio = (
+                self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
+                if segment.flow is not None
+                else FAR
+            )
+
+    def _next_segment(self, live: LiveRequest) -> Segment:
+        """Opens the next segment of text, or again the one whose decoding made no speech."""
+        assert live.feed is not None
+        entry = live.segment_input or live.feed.next_segment()
+        assert entry is not None, "planned to decode without text"
+        live.segment_input = entry
+        live.segment = self._open_segment(live, self._open_lm(live, entry))
+        return live.segment
+
+    def _given_segment(self, live: LiveRequest, tokens: list[int]) -> Segment:
+        """The one segment of a request whose speech tokens are given."""
+        segment = live.segment = self._open_segment(live, None)
+        segment.tokens, segment.is_complete = tokens, True
+        live.given_tokens = None
+        live.num_segments = 1
+        return segment
+
+    def _open_segment(self, live: LiveRequest, lm: LMSession | None) -> Segment:
+        started = time.perf_counter()
+        prompt_tokens = len(live.voice.speech_tokens)
+        flow = self._flow.open(live.voice) if live.stream else None
+        live.times.prompt_ms += (time.perf_counter() - started) * 1e3
+        return Segment(live.num_segments, lm, flow, fed_tokens=prompt_tokens, done_tokens=prompt_tokens)
+
+    def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
+        model = self._model
+        sequence: PlainSequence | Interleaver
+        if entry.interleaver is not None:
+            sequence = entry.interleaver
+        else:
+            sequence = PlainSequence(model.lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
+        frames = self._limits.stream_frames // model.config.flow.token_mel_ratio
+        return LMSession(
+            model.lm,
+            sequence,
+            live.sampling,
+            segment=live.num_segments,
+            token_text_ratio=model.config.token_text_ratio,
+            max_tokens=frames - len(live.voice.speech_tokens),
+            attempt=live.attempt,
+        )
+
+    def _end_of_tokens(self, live: LiveRequest, segment: Segment) -> None:
+        """The segment's LM has finished: no speech at all is tried again with other draws, once."""
+        assert segment.lm is not None
+        assert live.segment_input is not None
+        live.was_cut |= segment.lm.finish_reason == "length"
+        if segment.lm.num_speech_tokens == 0:
+            live.attempt += 1
+            if live.attempt >= MAX_ATTEMPTS or live.segment_input.is_streamed:
+                raise SynthesisError("the model made no speech for this text; reword it or change the seed")
+            live.segment = None
+            return
+        segment.is_complete = True
+        live.num_text_tokens += live.segment_input.num_text_tokens
+        live.spoken_text.append(live.segment_input.text)
+        live.num_segments += 1
