@@ -538,6 +538,10 @@ def test_wrong_text_is_refused_before_any_work(engine, ask, text, code):
         {"sampling": SamplingParams(temperature=-1.0)},
         {"instruction": "x" * 1001},
         {"voice": 7},
+        {"language": 7},
+        {"instruction": b"softly"},
+        {"sampling": {"seed": 1}},
+        {"sampling": SamplingParams(seed=True)},
     ],
 )
 def test_wrong_settings_are_refused(engine, ask, options):

@@ -6,16 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivace.errors import ModelFolderError, VivaceError
+from vivace.errors import InvalidTextError, ModelFolderError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
-    from vivace.engine import SpeechStream
+    from vivace.engine import Engine, SpeechStream
     from vivace.voice import Voice
 
 app = typer.Typer(
@@ -30,10 +31,37 @@ bench_app = typer.Typer(help="Benchmarks; the last line of each is one JSON docu
 app.add_typer(voice_app, name="voice")
 app.add_typer(bench_app, name="bench")
 
+
+class Precision(StrEnum):
+    """Number formats of the weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Lm(StrEnum):
+    """Language models of an official folder: ``llm.pt`` or ``llm.rl.pt``."""
+
+    base = "base"
+    rl = "rl"
+
+
 Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or 'mini' for the embedded model.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
+Dtype = Annotated[Precision, typer.Option(help="Of speech LM and flow.")]
+Variant = Annotated[Lm, typer.Option("--lm", help="Which language model of an official folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
+
+
+def _engine(
+    model: str, device: str, dtype: Precision = Precision.float32, lm: Lm = Lm.base, *, warm_up: bool = True
+) -> Engine:
+    from vivace.checkpoint.model import DTYPES
+    from vivace.engine import Engine
+
+    return Engine.open(model, device=device, dtype=DTYPES[dtype.value], lm_variant=lm.value, warm_up=warm_up)
 
 
 def _print(line: str) -> None:
@@ -60,13 +88,15 @@ def say(
     seed: Annotated[int, typer.Option(help="Same seed, same audio.")] = 0,
     stream: Annotated[bool, typer.Option(help="Chunk by chunk, or each segment in one piece.")] = True,
     device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+    lm: Variant = Lm.base,
     as_json: AsJson = False,
 ) -> None:
     """Speak: text in, an audio file out, written while it is made."""
     from vivace.datatypes import SamplingParams
-    from vivace.engine import Engine, SynthesisRequest
+    from vivace.engine import SynthesisRequest
 
-    with Engine.open(model, device=device) as engine:
+    with _engine(model, device, dtype, lm) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
             chosen = engine.make_voice(prompt_audio, prompt_text)
@@ -85,8 +115,11 @@ def say(
 
 
 def _standard_input() -> Iterator[str]:
-    while piece := sys.stdin.readline():
-        yield piece
+    try:
+        while piece := sys.stdin.readline():
+            yield piece
+    except UnicodeDecodeError:
+        raise InvalidTextError("standard input is not valid UTF-8", code="invalid_utf8") from None
 
 
 def _to_file(stream: SpeechStream, out: Path, rate_hz: int) -> SynthesisResult:
@@ -135,12 +168,11 @@ def transform(
     ] = None,
     speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
     device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
     as_json: AsJson = False,
 ) -> None:
     """Voice conversion: the words of one recording in the voice of another."""
-    from vivace.engine import Engine
-
-    with Engine.open(model, device=device) as engine:
+    with _engine(model, device, dtype) as engine:
         target = engine.make_voice(prompt_audio, "") if prompt_audio is not None else voice
         stream = engine.transform(source, target, speed=speed)
         result = _to_file(stream, out, engine.sample_rate_hz)
@@ -151,13 +183,14 @@ def transform(
 def convert(
     folder: Annotated[Path, typer.Argument(help="Official model folder.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Dtype = Precision.float32,
+    lm: Variant = Lm.base,
     as_json: AsJson = False,
 ) -> None:
     """Write a model in Vivace's own format: one safetensors file and one JSON, loaded by memory map."""
     from vivace.checkpoint import convert_folder
 
-    summary = convert_folder(folder, out, dtype=dtype)
+    summary = convert_folder(folder, out, dtype=dtype.value, lm_variant=lm.value)
     _print(f"{out}: written; use it with --model {out}")
     if as_json:
         _print_json(summary)
@@ -165,13 +198,16 @@ def convert(
 
 @app.command()
 def doctor(
-    folder: Annotated[Path | None, typer.Argument(help="Model folder to look at.")] = None,
+    folder: Annotated[
+        str | None, typer.Argument(help="Model folder to look at, or 'mini' for the embedded model.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine and a model folder can do."""
     from vivace.doctor import examine
+    from vivace.engine.loading import model_folder
 
-    report = examine(folder)
+    report = examine(None if folder is None else model_folder(folder))
     for line in report.lines():
         _print(line)
     if as_json:
@@ -202,9 +238,7 @@ def voice_add(
     model: Model = "mini",
 ) -> None:
     """Store a voice made from a recording."""
-    from vivace.engine import Engine
-
-    with Engine.open(model) as engine:
+    with _engine(model, "cpu", warm_up=False) as engine:
         engine.voices.add(engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent))
     _print(f"{name}: stored")
 
@@ -232,11 +266,10 @@ def voice_remove(name: str, model: Model = "mini") -> None:
 
 @voice_app.command("export")
 def voice_export(name: str, out: Path, model: Model = "mini") -> None:
-    """Write a voice as a portable pair of files, OUT.safetensors and OUT.json."""
+    """Write a voice to one portable file, OUT.safetensors."""
     from vivace.engine import open_voices
 
-    open_voices(model).export(name, out)
-    _print(f"{name}: exported to {out}")
+    _print(f"{name}: exported to {open_voices(model).export(name, out)}")
 
 
 @voice_app.command("import")
@@ -253,11 +286,13 @@ def bench_streaming(
     seconds: Annotated[int, typer.Option(help="Length of the utterance.")] = 22,
     runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
     device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
 ) -> None:
     """Cost of the n-th second of audio: flat means that nothing is computed twice."""
     from vivace.bench.streaming import run
+    from vivace.checkpoint.model import DTYPES
 
-    document = run(model, seconds=seconds, runs=runs, device=device)
+    document = run(model, seconds=seconds, runs=runs, device=device, dtype=DTYPES[dtype.value])
     for row in document["seconds"]:
         _print(
             f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
@@ -265,17 +300,25 @@ def bench_streaming(
     _print_json(document)
 
 
+def _one_line(error: VivaceError) -> str:
+    return " ".join(error.message.split())
+
+
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
     try:
         app()
     except ModelFolderError as error:
-        sys.stderr.write(f"vivace: {error.message}\n")
+        sys.stderr.write(f"vivace: {_one_line(error)}\n")
         sys.exit(2)
     except VivaceError as error:
-        sys.stderr.write(f"vivace: {error.message} ({error.code})\n")
+        sys.stderr.write(f"vivace: {_one_line(error)} ({error.code})\n")
         sys.exit(1)
     except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"vivace: {where}{error.strerror or type(error).__name__}\n")
         sys.exit(1)
 
 

@@ -36,6 +36,7 @@ from vivace.errors import CancelledRequestError, InvalidRequestError, SynthesisE
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
+    from vivace.checkpoint import LMVariant
     from vivace.engine.frontend import SpokenPart
     from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
@@ -78,6 +79,7 @@ class Engine:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        lm_variant: LMVariant = "base",
         voices_folder: Path | None = None,
         limits: Limits | None = None,
         warm_up: bool = True,
@@ -86,15 +88,23 @@ class Engine:
 
         Args:
             model: folder, or "mini" for the embedded model.
+            dtype: of speech LM and flow; the vocoder always runs in float32.
+            lm_variant: "rl" takes ``llm.rl.pt`` of an official folder in place of ``llm.pt``.
             voices_folder: where stored voices live; None takes the user's folder.
             warm_up: run a few tokens through every stage, so that the first request is as fast as the second.
 
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
         """
-        engine = cls(
-            load_assets(model, device=device, dtype=dtype, voices_folder=voices_folder, limits=limits)
+        assets = load_assets(
+            model,
+            device=device,
+            dtype=dtype,
+            lm_variant=lm_variant,
+            voices_folder=voices_folder,
+            limits=limits,
         )
+        engine = cls(assets)
         if warm_up:
             engine.warm_up()
         return engine

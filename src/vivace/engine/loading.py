@@ -14,7 +14,7 @@ import torch
 from vivace.audio.decode import decode_audio
 from vivace.audio.features import resample
 from vivace.audio.pool import FeaturePool
-from vivace.checkpoint import Model, load_config, open_model, read_official_voices
+from vivace.checkpoint import LMVariant, Model, load_config, open_model, read_official_voices
 from vivace.checkpoint.files import ModelPaths, find_paths
 from vivace.config import Limits, ModelConfig, cpu_threads, voices_folder
 from vivace.engine.frontend import Frontend
@@ -196,6 +196,7 @@ def load_assets(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    lm_variant: LMVariant = "base",
     voices_folder: Path | None = None,
     limits: Limits | None = None,
 ) -> Assets:
@@ -204,7 +205,7 @@ def load_assets(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = model_folder(model)
-    loaded = open_model(folder, device, dtype)
+    loaded = open_model(folder, device, dtype, lm_variant=lm_variant)
     loaded.flow.prepare()
     limits = limits or Limits()
     limits = replace(limits, stream_frames=min(limits.stream_frames, loaded.config.flow.noise_frames))

@@ -60,8 +60,10 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
     elif isinstance(text, bytes) or not isinstance(text, Iterable):
         raise InvalidTextError("text must be a str or an iterable of str", code="invalid_type", param="text")
     check_speed(request.speed, limits)
-    if request.instruction is not None and not isinstance(request.instruction, str):
-        raise InvalidRequestError("instruction must be a str", code="invalid_type", param="instruction")
+    for name in ("instruction", "language"):
+        value: object = getattr(request, name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must be a str", code="invalid_type", param=name)
     if request.instruction is not None and len(request.instruction) > limits.instruction_characters:
         raise InvalidRequestError(
             f"instruction is longer than {limits.instruction_characters} characters; shorten it",
@@ -78,6 +80,9 @@ def check_speed(speed: float, limits: Limits) -> None:
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises ``InvalidRequestError`` for a seed, nucleus or temperature that is out of range."""
+    given: object = sampling
+    if not isinstance(given, SamplingParams):
+        raise InvalidRequestError("sampling must be SamplingParams", code="invalid_type", param="sampling")
     seed = sampling.seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequestError("seed must be an integer from 0 to 2**63 - 1", param="seed")

@@ -1,0 +1,241 @@
+"""The ``vivace`` command: what it writes, what it prints, and how it ends."""
+
+import io
+import json
+import subprocess
+import sys
+import wave
+
+import pytest
+import soundfile
+
+from tests.helpers import speech_like_wav
+from vivace import cli
+
+
+@pytest.fixture
+def vivace(monkeypatch, capsys, tmp_path):
+    """Runs the command in this process: (exit code, lines of standard output, of standard error)."""
+    monkeypatch.setenv("VIVACE_VOICES", str(tmp_path / "voices"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["vivace", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", stdin if isinstance(stdin, io.TextIOBase) else io.StringIO(stdin))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out.splitlines(), printed.err.strip().splitlines()
+
+    return run
+
+
+@pytest.fixture
+def recording(tmp_path):
+    path = tmp_path / "recording.wav"
+    path.write_bytes(speech_like_wav())
+    return path
+
+
+def test_say_writes_a_wav_and_a_summary(vivace, random_model_folder, tmp_path):
+    out = tmp_path / "hello.wav"
+    code, lines, _ = vivace(
+        "say", "Hi", "there.", "-m", random_model_folder, "-o", out, "--json", "--seed", 3
+    )
+    assert code == 0
+    with wave.open(str(out)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        seconds = file.getnframes() / 24_000
+    document = json.loads(lines[-1])
+    assert document["audio_seconds"] == pytest.approx(seconds)
+    assert document["spoken_text"] == ["Hi there."]
+    assert document["finish_reason"] in ("stop", "length")
+    assert {"ttfb_ms", "rtf", "tps", "num_speech_tokens", "times", "out"} <= document.keys()
+    assert "samples" not in document
+    summary = lines[-2]
+    for word in ("TTFB", "RTF", "TPS", "s of audio", "LM", "flow", "vocoder"):
+        assert word in summary
+
+
+def test_say_reads_standard_input_and_repeats_itself(vivace, random_model_folder, tmp_path):
+    options = ("-m", random_model_folder, "--speed", 2)
+    for name in ("one.wav", "two.wav"):
+        code, _, _ = vivace("say", "-", *options, "-o", tmp_path / name, stdin="Hi.\n")
+        assert code == 0
+    assert (tmp_path / "one.wav").read_bytes() == (tmp_path / "two.wav").read_bytes()
+
+
+def test_say_writes_other_formats_and_clones(vivace, random_model_folder, recording, tmp_path):
+    out = tmp_path / "clone.flac"
+    code, _, _ = vivace(
+        "say",
+        "Hi.",
+        "--prompt-audio",
+        recording,
+        "--prompt-text",
+        "Said.",
+        "-m",
+        random_model_folder,
+        "-o",
+        out,
+    )
+    assert code == 0
+    assert soundfile.info(out).duration > 0.1
+
+
+def test_transform(vivace, random_model_folder, recording, tmp_path):
+    out = tmp_path / "other.wav"
+    code, lines, _ = vivace("transform", recording, "-m", random_model_folder, "-o", out, "--json")
+    assert code == 0
+    assert json.loads(lines[-1])["audio_seconds"] == pytest.approx(2.0)
+    assert soundfile.info(out).duration == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code"),
+    [
+        (("say", " "), "", "empty_input"),
+        (("say", "-"), "", "empty_input"),
+        (("say", "-"), io.TextIOWrapper(io.BytesIO(b"\xff\xfe\xff"), "utf-8"), "invalid_utf8"),
+        (("say", "Hi.", "--voice", "nobody"), "", "voice_not_found"),
+        (("say", "Hi.", "--speed", "9"), "", "value_out_of_range"),
+        (("say", "Hi.", "-o", "speech.txt"), "", "unsupported_value"),
+        (("voice", "remove", "nobody"), "", "voice_not_found"),
+        (("voice", "remove", "noise"), "", "builtin_voice"),
+        (("bench", "streaming", "--seconds", "0"), "", "value_out_of_range"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_1(
+    vivace, random_model_folder, tmp_path, arguments, stdin, code
+):
+    ended, _, errors = vivace(*arguments, "-m", random_model_folder, stdin=stdin)
+    assert ended == 1
+    assert len(errors) == 1
+    assert errors[0].startswith("vivace: ")
+    assert errors[0].endswith(f"({code})")
+    assert not list(tmp_path.glob("speech.*"))  # nothing that could pass for a result
+
+
+def test_a_place_that_cannot_be_written_is_one_line(vivace, random_model_folder, tmp_path):
+    code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, "-o", tmp_path / "no" / "where.wav")
+    assert code == 1
+    assert len(errors) == 1
+    assert "where.wav" in errors[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("say", "Hi.", "-m", "MISSING"),
+        ("transform", "x.wav", "-m", "MISSING"),
+        ("convert", "MISSING", "out"),
+        ("voice", "list", "-m", "MISSING"),
+        ("voice", "export", "a", "b", "-m", "MISSING"),
+        ("bench", "streaming", "-m", "MISSING"),
+        ("random-checkpoint", "EXISTS"),
+        ("random-checkpoint", "new", "--size", "huge"),
+        ("say", "Hi.", "-m", "MODEL", "--device", "abacus"),
+        ("say", "Hi.", "-m", "MODEL", "--lm", "rl"),
+    ],
+)
+def test_a_bad_model_folder_is_one_line_and_exit_code_2(vivace, random_model_folder, tmp_path, arguments):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").touch()
+    places = {"MISSING": tmp_path / "nowhere", "EXISTS": tmp_path / "there", "MODEL": random_model_folder}
+    code, _, errors = vivace(*(places.get(argument, argument) for argument in arguments))
+    assert code == 2
+    assert len(errors) == 1
+    assert errors[0].startswith("vivace: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sing",), ("say",), ("say", "Hi.", "--loud"), ("say", "Hi.", "--seed", "x")]
+)
+def test_wrong_usage_is_exit_code_2(vivace, arguments):
+    code, _, errors = vivace(*arguments)
+    assert code == 2
+    assert errors
+
+
+def test_help_names_every_command(vivace):
+    code, lines, _ = vivace("--help")
+    assert code == 0
+    for command in ("say", "transform", "convert", "doctor", "random-checkpoint", "voice", "bench"):
+        assert any(command in line for line in lines)
+
+
+def test_convert_and_say_with_the_result(vivace, random_model_folder, tmp_path):
+    code, lines, _ = vivace("convert", random_model_folder, tmp_path / "native", "--json")
+    assert code == 0
+    assert json.loads(lines[-1])["dtype"] == "float32"
+    assert (tmp_path / "native" / "vivace.json").is_file()
+    for name, model in (("a.wav", random_model_folder), ("b.wav", tmp_path / "native")):
+        assert vivace("say", "Hi.", "-m", model, "-o", tmp_path / name)[0] == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+def test_doctor(vivace, random_model_folder, tmp_path):
+    code, lines, _ = vivace("doctor", random_model_folder, "--json")
+    assert code == 0
+    document = json.loads(lines[-1])
+    assert document["usable"] is True
+    code, lines, _ = vivace("doctor", tmp_path / "nowhere", "--json")
+    assert code == 2
+    assert json.loads(lines[-1])["usable"] is False
+    assert vivace("doctor")[0] == 0
+
+
+def test_random_checkpoint(vivace, tmp_path):
+    code, lines, _ = vivace("random-checkpoint", tmp_path / "new", "--size", "tiny", "--seed", 5)
+    assert code == 0
+    assert "random weights" in lines[-1]
+    assert vivace("voice", "list", "-m", tmp_path / "new")[0] == 0
+
+
+def test_the_life_of_a_stored_voice(vivace, random_model_folder, recording, tmp_path):
+    model = ("-m", random_model_folder)
+    code, lines, _ = vivace("voice", "add", "anna", recording, "--prompt-text", "Said.", "--consent", *model)
+    assert (code, lines) == (0, ["anna: stored"])
+    assert vivace("voice", "add", "anna", recording, *model)[0] == 1  # the name is taken
+    code, lines, _ = vivace("voice", "list", "--json", *model)
+    entries = {entry["name"]: entry for entry in json.loads(lines[-1])["voices"]}
+    assert entries["anna"]["kind"] == "stored"
+    assert entries["anna"]["prompt_text"] == "Said."
+    assert entries["anna"]["consent"] is True
+    assert entries["noise"]["kind"] == "built-in"
+    assert entries["noise"]["prompt_text"] == "A voice made of noise."
+    assert vivace("say", "Hi.", "--voice", "anna", "-o", tmp_path / "anna.wav", *model)[0] == 0
+    code, lines, _ = vivace("voice", "export", "anna", tmp_path / "portable", *model)
+    assert code == 0
+    assert (tmp_path / "portable.safetensors").is_file()
+    assert str(tmp_path / "portable.safetensors") in lines[-1]
+    assert vivace("voice", "remove", "anna", *model)[0] == 0
+    assert vivace("say", "Hi.", "--voice", "anna", *model)[0] == 1
+    exported = tmp_path / "portable.safetensors"
+    assert vivace("voice", "import", exported, "--name", "berta", *model)[1] == ["berta: stored"]
+    assert vivace("voice", "import", exported, *model)[1] == ["anna: stored"]
+    assert vivace("voice", "import", recording, *model)[0] == 1
+
+
+def test_bench_streaming(vivace, random_model_folder):
+    code, lines, _ = vivace(
+        "bench", "streaming", "-m", random_model_folder, "--seconds", 2, "--runs", 1, "--dtype", "bfloat16"
+    )
+    assert code == 0
+    document = json.loads(lines[-1])
+    assert (document["bench"], document["precision"]) == ("streaming", "bfloat16")
+    assert {"hardware", "torch", "model", "precision", "runs", "ratio_20_to_2"} <= document.keys()
+    assert [row["second"] for row in document["seconds"]] == [1, 2]
+    assert all(row["flow_ms"] > 0 and row["vocoder_ms"] > 0 for row in document["seconds"])
+    assert len(lines) == 3
+
+
+def test_the_installed_command_ends_with_its_exit_code(tmp_path):
+    command = [sys.executable, "-m", "vivace.cli", "say", "Hi.", "--model", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("vivace: ")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,51 @@
+"""The public names: they exist, say what they are, and cost nothing until they are used."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import vivace
+
+
+def test_names_are_sorted_and_unique():
+    assert sorted(set(vivace.__all__)) == vivace.__all__
+
+
+@pytest.mark.parametrize("name", vivace.__all__)
+def test_every_name_imports_and_has_a_docstring(name):
+    thing = getattr(vivace, name)
+    assert inspect.isclass(thing)
+    # A dataclass without one gets its signature as docstring.
+    assert thing.__doc__
+    assert not thing.__doc__.startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("name", ["Engine", "AsyncEngine", "SpeechStream", "VoiceRegistry"])
+def test_public_methods_have_docstrings(name):
+    for method, thing in vars(getattr(vivace, name)).items():
+        if not method.startswith("_") and callable(thing):
+            assert thing.__doc__, f"{name}.{method}"
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = vivace.nothing_like_this
+
+
+@pytest.mark.parametrize("module", ["vivace", "vivace.cli"])
+def test_importing_loads_no_tensor_library(module):
+    code = f"import sys, {module}; print(sorted({{'torch', 'numpy', 'onnxruntime', 'soundfile'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_error_says_its_status_and_code():
+    errors = [getattr(vivace, name) for name in vivace.__all__ if name.endswith("Error")]
+    for kind in errors:
+        assert issubclass(kind, vivace.VivaceError)
+        error = kind("a message")
+        assert (error.message, str(error)) == ("a message", "a message")
+        assert error.code == kind.default_code
+        assert 400 <= kind.http_status < 600
