@@ -44,7 +44,7 @@ def fill(module: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
 
 def read_config(parts: Path) -> ModelConfig:
     """The mini's sizes, with what the training scripts recorded."""
-    codes = 3 ** int(load_part(parts / "tokenizer.pt")["sizes"]["levels"])
+    codes = int(load_part(parts / "flow.pt")["codes"])
     config = dataclasses.replace(mini_config(codes), default_voice=DEFAULT_VOICE)
     vocoder = load_part(parts / "vocoder.pt")["config"]
     return dataclasses.replace(config, vocoder=VocoderConfig(**vocoder))
@@ -58,8 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     parts, out = args.parts, args.out
     config = read_config(parts)
-    lm = fill(SpeechLM(config.lm), load_part(parts / "lm.pt")["model"])
-    flow = fill(FlowModel(config.flow), load_part(parts / "flow.pt")["model"])
+    lm = fill(SpeechLM(config.lm), load_part(parts / "lm.pt")["state"])
+    flow = fill(FlowModel(config.flow), load_part(parts / "flow.pt")["state"])
     vocoder = fill(CausalHiFT(config.vocoder), load_part(parts / "vocoder.pt")["model"])
     save_official(out, config, lm, flow, vocoder, torch.float16)
     export_onnx(
