@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from recipes.mini.heldout import SPEAKERS, VOICES, sentences
 from recipes.mini.judges import RATE, Dnsmos, SpeakerEncoder, Transcriber
 from recipes.mini.speech import speech_bounds
-from recipes.mini.words import errors, normalise
+from recipes.mini.words import count_errors
 
 Samples = NDArray[np.float32]
 
@@ -200,8 +200,7 @@ class Judges:
     def judge(self, speech: Speech, text: str, voice: str) -> dict[str, Any]:
         """All figures of one utterance."""
         figures: dict[str, Any] = {"voice": voice, "text": text, "seconds": round(speech.seconds, 2)}
-        wanted = normalise(text)
-        figures["words"] = len(wanted)
+        figures["errors"], figures["words"] = count_errors(text, "")
         usual = self.seconds.get((voice, text), 0.3 + 0.065 * len(text))
         figures["length_ratio"] = round(speech.seconds / usual, 2)
         start, stop = speech_bounds(speech.samples, speech.rate) if len(speech.samples) else (0, 0)
@@ -213,10 +212,10 @@ class Judges:
         figures["pause"] = round(longest_pause(speech), 2)
         figures["clicks"] = clicks(speech)
         if figures["empty"] or not np.isfinite(speech.samples).all():
-            return figures | {"heard": "", "errors": len(wanted), "empty": True}
+            return figures | {"heard": "", "empty": True}
         samples = speech.resampled()
         figures["heard"] = self.transcribe(samples)
-        figures["errors"] = errors(wanted, normalise(figures["heard"]))
+        figures["errors"], _ = count_errors(text, figures["heard"])
         embedding = self.embed(samples)
         likeness = {name: float(embedding @ centre) for name, centre in self.voices.items()}
         figures["likeness"] = {name: round(value, 4) for name, value in likeness.items()}

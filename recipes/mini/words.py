@@ -155,3 +155,13 @@ def errors(wanted: list[str], heard: list[str]) -> int:
             row.append(best)
         rows.append(row)
     return rows[-1][-1]
+
+
+def count_errors(text: str, heard: str) -> tuple[int, int]:
+    """How many of the words of ``text`` were heard wrongly, and how many words it has."""
+    wanted = normalise(text)
+    fewest = errors(wanted, normalise(heard))
+    if re.search(r"\d:\d\d", text):  # times are often written down without their colon
+        timed = re.sub(r"\b(\d{1,2})([0-5]\d)\b", r"\1:\2", heard)
+        fewest = min(fewest, errors(wanted, normalise(timed)))
+    return fewest, len(wanted)
