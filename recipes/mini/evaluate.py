@@ -67,6 +67,7 @@ class EngineSpeaking:
 
         self._engine = Engine.open(model, device=device)
         self._stream = stream
+        self._names = {entry.name for entry in self._engine.voices.list()}
         self.busy = 0.0
         self.spoken = 0.0
 
@@ -83,8 +84,8 @@ class EngineSpeaking:
         return Speech(samples, self._engine.sample_rate_hz, borders)
 
     def synthesise(self, text: str, voice: str, seed: int) -> Speech | None:
-        """A sentence in a voice of the model."""
-        return self._speak(text, voice, seed)
+        """A sentence in a voice of the model, which may go by its short name there ("heart")."""
+        return self._speak(text, voice if voice in self._names else voice.split("_")[-1], seed)
 
     def clone(self, prompt: Path, prompt_text: str, text: str, seed: int) -> Speech | None:
         """A sentence in the voice of a recording."""
