@@ -284,6 +284,23 @@ def test_closing_ends_the_thread_and_every_stream(make, ask):
     assert not any(thread.name == "vivace-engine" for thread in threading.enumerate())
 
 
+def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(make, ask, caplog):
+    class BrokenScheduler(Scheduler):
+        def plan(self):
+            if len(self):
+                raise ZeroDivisionError
+            return super().plan()
+
+    async def scenario(engine):
+        with pytest.raises(CancelledRequestError, match="closed"):
+            await engine.synthesize(ask())
+        with pytest.raises(InvalidRequestError):
+            await engine.synthesize(ask())
+
+    in_loop(scenario, make(scheduler=BrokenScheduler()))
+    assert "loop failed" in caplog.text
+
+
 def test_open_loads_without_holding_up_the_loop(random_model_folder, tmp_path, ask):
     async def main():
         engine = await AsyncEngine.open(random_model_folder, voices_folder=tmp_path, warm_up=False)

@@ -154,6 +154,37 @@ def test_requests_in_several_threads(engine, ask):
         np.testing.assert_array_equal(one, other)
 
 
+def test_threads_that_come_and_go(engine, ask):
+    """Some listen to the end, some leave at any moment; who stays hears what he would hear alone."""
+    texts = ["Go.", "Hi you.", LONG]
+    alone = [engine.synthesize(ask(text)).samples for text in texts]
+    wrong = []
+
+    def visit(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(5):
+            which, patience = int(rng.integers(3)), int(rng.integers(4))
+            stream = engine.stream(ask(texts[which]))
+            parts = []
+            for chunk in stream:
+                parts.append(chunk.samples)
+                if len(parts) > patience:
+                    break
+            if stream.summary().finish_reason in ("stop", "length") and chunk.is_last:
+                if not np.array_equal(np.concatenate(parts), alone[which]):
+                    wrong.append((seed, which))
+            elif rng.random() < 0.5:
+                stream.close()
+
+    threads = [threading.Thread(target=visit, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
 # -- chunks -------------------------------------------------------------------------------------------------------
 
 

@@ -280,11 +280,16 @@ class Engine:
         return self._turn.run(self._step)
 
     def run_forever(self) -> None:
-        """Steps until ``close``; sleeps while there is nothing to do."""
-        while not self._closed:
-            seen = self._turn.version
-            if not self.step():
-                self._turn.wait(seen)
+        """Steps until ``close``; sleeps while there is nothing to do. A fault of the loop itself closes the engine."""
+        try:
+            while not self._closed:
+                seen = self._turn.version
+                if not self.step():
+                    self._turn.wait(seen)
+        except Exception:
+            _log.exception("the engine's loop failed")
+        finally:
+            self.close()  # whoever waits for a chunk must not wait for ever
 
     def take(self, live: LiveRequest) -> AudioChunk | None:
         """The request's next finished chunk, if there is one. Raises its error once all chunks are taken."""
@@ -341,8 +346,7 @@ class Engine:
             self._finish(live, "cancelled", CancelledRequestError("the engine was interrupted"))
             raise
         else:
-            if not live.is_cancelled:
-                self._emit(live, chunk)
+            self._emit(live, chunk)
         return True
 
     def _run(self, live: LiveRequest, plan: StepPlan) -> AudioChunk | None:
