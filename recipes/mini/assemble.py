@@ -2,8 +2,9 @@
 
     python -m recipes.mini.assemble --parts PARTS --prompts PROMPTS --out src/vivace/assets/mini
 
-``PARTS`` holds ``tokenizer.pt``, ``speaker.pt``, ``vocoder.pt``, ``flow.pt`` and ``lm.pt`` as the training scripts write
-them; ``PROMPTS`` one ``NAME.wav`` and ``NAME.txt`` (its words) for each built-in voice. Weights are stored in float16.
+``PARTS`` holds ``tokenizer.pt``, ``speaker.pt``, ``vocoder.pt``, ``flow.pt`` and ``lm.pt`` as the training scripts
+write them; ``PROMPTS`` one ``NAME.wav`` and ``NAME.txt`` (its words) for each built-in voice. Weights are stored in
+float16.
 """
 
 from __future__ import annotations
@@ -63,7 +64,14 @@ def main() -> None:
     vocoder = fill(CausalHiFT(config.vocoder), load_part(parts / "vocoder.pt")["model"])
     save_official(out, config, lm, flow, vocoder, torch.float16)
     export_onnx(
-        ["--tokenizer", str(parts / "tokenizer.pt"), "--speaker", str(parts / "speaker.pt"), "--out", str(out)]
+        [
+            "--tokenizer",
+            str(parts / "tokenizer.pt"),
+            "--speaker",
+            str(parts / "speaker.pt"),
+            "--out",
+            str(out),
+        ]
     )
     voices = out / "voices"
     shutil.rmtree(voices, ignore_errors=True)

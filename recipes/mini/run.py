@@ -4,8 +4,8 @@
         --stages tokenizer speaker vocoder tokens flow lm
 
 Tokenizer and speaker encoder come first, then ``tokens`` (speech tokens and speaker embeddings of the whole corpus),
-then flow and speech LM; the vocoder trains beside all of them. A stage whose ``resume.pt`` lies in ``WORK`` goes on from
-there. What a later run needs is packed into ``OUT`` in pieces of at most 15 MB
+then flow and speech LM; the vocoder trains beside all of them. A stage whose ``resume.pt`` lies in ``WORK`` goes on
+from there. What a later run needs is packed into ``OUT`` in pieces of at most 15 MB
 (``cat OUT/parts.* | tar x``), the most important files first.
 """
 
@@ -68,7 +68,9 @@ def main() -> None:
     parser.add_argument("--tokenizer-minutes", type=float, default=3.0)
     parser.add_argument("--speaker-minutes", type=float, default=1.2)
     parser.add_argument("--lm-minutes", type=float, default=4.0)
-    parser.add_argument("--loading-seconds", type=float, default=30.0, help="what a stage needs besides training")
+    parser.add_argument(
+        "--loading-seconds", type=float, default=30.0, help="what a stage needs besides training"
+    )
     parser.add_argument("--levels", type=int, default=5)
     parser.add_argument("--stages", nargs="+", required=True)
     args = parser.parse_args()
@@ -121,7 +123,10 @@ def pack(work: Path, out: Path) -> None:
     """Everything worth keeping, in pieces."""
     archive = work / "parts.tar"
     with tarfile.open(archive, "w") as tar:
-        for name in [*KEPT, *(str(p.relative_to(work)) for p in [*work.glob("*.log"), *work.glob("*/*.json")])]:
+        for name in [
+            *KEPT,
+            *(str(p.relative_to(work)) for p in [*work.glob("*.log"), *work.glob("*/*.json")]),
+        ]:
             path = work / name
             if not path.exists():
                 continue
