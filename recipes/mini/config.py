@@ -76,4 +76,5 @@ def mini_config(speech_token_size: int, *, name: str = "vivace-mini") -> ModelCo
         vocoder=mini_vocoder_config(),
         pronunciation="en-arpabet",
         token_text_ratio=(0.6, 8.0),
+        segment_text_tokens=90,
     )

@@ -150,6 +150,8 @@ class ModelConfig:
     token_text_ratio: tuple[float, float] = (2.0, 20.0)
     """Fewest and most speech tokens per text token of a segment; the reference's bounds."""
     default_voice: str | None = None
+    segment_text_tokens: int = 80
+    """Most text tokens of one segment: what the model was trained to speak in one go (the reference's bound)."""
 
     @property
     def samples_per_token(self) -> int:
@@ -161,7 +163,8 @@ class Limits:
     """Bounds on what a request may ask for. All can be changed by whoever builds the engine."""
 
     text_characters: int = 100_000
-    segment_text_tokens: int = 160
+    segment_text_tokens: int | None = None
+    """Most text tokens of one segment; None takes the model's own bound."""
     instruction_characters: int = 1_000
     speed_min: float = 0.25
     speed_max: float = 4.0

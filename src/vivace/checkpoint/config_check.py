@@ -40,6 +40,7 @@ def check_config(config: ModelConfig, file: str) -> None:
         config.token_rate_hz * config.samples_per_token == config.sample_rate_hz,
         "token_frame_rate, token_mel_ratio and the vocoder's hop do not multiply to sample_rate",
     )
+    require(1 <= config.segment_text_tokens <= 10_000, "segment_text_tokens must be a number from 1 to 10000")
     low, high = config.token_text_ratio
     require(0 <= low < high <= 1_000, "token_text_ratio must be two numbers, the smaller first")
     require(1 <= config.chunk_tokens <= 1_000, "chunk_size must be 1 to 1000")

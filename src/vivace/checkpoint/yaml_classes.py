@@ -27,7 +27,7 @@ TOP_KEYS = _keys(
     "sample_rate llm_input_size llm_output_size spk_embed_dim token_frame_rate token_mel_ratio chunk_size "
     "llm flow hift "
     # of Vivace's own models only
-    "pronunciation token_text_ratio default_voice "
+    "pronunciation token_text_ratio default_voice segment_text_tokens "
     # for the reference implementation and its training
     "__set_seed1 __set_seed2 __set_seed3 __set_seed4 qwen_pretrain_path num_decoding_left_chunks "
     "mel_spec_transform1 hifigan parquet_opener get_tokenizer allowed_special tokenize filter resample "

@@ -212,6 +212,8 @@ def config_from_values(top: dict[str, Value], qwen: dict[str, object], name: str
         pronunciation=root.optional_text("pronunciation"),
         default_voice=root.optional_text("default_voice"),
     )
+    if "segment_text_tokens" in top:
+        config = dataclasses.replace(config, segment_text_tokens=root.integer("segment_text_tokens"))
     if "token_text_ratio" in top:
         config = dataclasses.replace(config, token_text_ratio=root.number_pair("token_text_ratio"))
     check_config(config, OFFICIAL_YAML)

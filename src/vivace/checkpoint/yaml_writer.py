@@ -25,6 +25,8 @@ def _own_keys(config: ModelConfig) -> str:
     if config.pronunciation is not None:
         lines += f"pronunciation: {json.dumps(config.pronunciation)}\n"
     defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    if config.segment_text_tokens != defaults["segment_text_tokens"]:
+        lines += f"segment_text_tokens: {config.segment_text_tokens}\n"
     if config.token_text_ratio != defaults["token_text_ratio"]:
         lines += f"token_text_ratio: [{', '.join(map(_number, config.token_text_ratio))}]\n"
     if config.default_voice is not None:

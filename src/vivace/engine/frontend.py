@@ -48,7 +48,7 @@ class Frontend:
 
     def __init__(self, tokenizer_folder: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
         self.lm_config: SpeechLMConfig = config.lm
-        self.segment_tokens = limits.segment_text_tokens
+        self.segment_tokens = limits.segment_text_tokens or config.segment_text_tokens
         self._limits = limits
         self._tokenizer = TextTokenizer.from_folder(tokenizer_folder)
         self._pronouncer: Pronouncer | None = None

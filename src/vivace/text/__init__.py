@@ -1,1 +1,1 @@
-
+"""Text to tokens: normalisation, segments, streaming clauses, tokenizer, pronunciation."""
