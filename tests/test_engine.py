@@ -29,6 +29,7 @@ from vivace.engine.lm_runner import LMSession
 from vivace.engine.scheduler import Scheduler
 from vivace.errors import ModelFolderError
 from vivace.layers.stretch import MelStretch
+from vivace.models.speech_lm import SpeechLM
 
 SHORT = "Hello there."
 LONG = "Once upon a time, a fox sang in the rain."
@@ -355,9 +356,12 @@ def test_nan_fails_that_request_only_and_never_looks_complete(engine, ask, stage
     alone = engine.synthesize(ask(SHORT, 5)).samples
     broken, healthy = engine.stream(ask(LONG, 1)), engine.stream(ask(SHORT, 5))
     chunks = [next(broken)]
+    state = state_of(broken._live)
     plant_nan(broken._live, stage)
-    with pytest.raises(SynthesisError, match="not finite"):
+    with pytest.raises(SynthesisError, match="not finite") as caught:
         chunks.extend(broken)
+    # Not even the error that the caller keeps holds on to tensors.
+    assert [reference() for reference in state] == [None] * len(state), caught.value
     assert not any(chunk.is_last for chunk in chunks)
     with pytest.raises(SynthesisError):
         next(broken)  # again: it does not end like a stream that succeeded
@@ -383,6 +387,21 @@ def test_an_internal_error_stays_with_its_request(engine, ask, monkeypatch, capl
     assert "internal error" in caplog.text
 
 
+def test_ctrl_c_in_the_middle_of_a_step_ends_that_request(engine, ask, monkeypatch):
+    stream = engine.stream(ask())
+
+    def interrupted(self, live):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stages.Stages, "render", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    with pytest.raises(CancelledRequestError, match="interrupted"):
+        next(stream)
+    assert engine.synthesize(ask()).audio_seconds > 0
+
+
 def test_a_model_that_makes_no_speech_is_an_error(engine, ask, monkeypatch):
     attempts = []
 
@@ -395,6 +414,22 @@ def test_a_model_that_makes_no_speech_is_an_error(engine, ask, monkeypatch):
     with pytest.raises(SynthesisError, match="no speech"):
         engine.synthesize(ask())
     assert len(set(attempts)) == 2  # other draws the second time
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_no_text_ends_before_its_shortest_length(engine, ask, monkeypatch, is_streamed):
+    """Also if the model would rather end at once: a short text is never a file without audio."""
+    original = SpeechLM.logits
+
+    def hasty(self, hidden):
+        logits = original(self, hidden)
+        logits[..., self.config.speech_token_size :] += 1e3
+        return logits
+
+    monkeypatch.setattr(SpeechLM, "logits", hasty)
+    result = engine.synthesize(ask(iter([SHORT]) if is_streamed else SHORT))
+    assert result.num_speech_tokens == 2 * result.num_text_tokens
+    assert result.finish_reason == "stop"
 
 
 def test_closed_engine(random_model_folder, ask):

@@ -56,7 +56,8 @@ def test_offline_equals_the_reference(engine, vectors, voice):
 
 def test_chunks_come_at_absolute_borders_and_carry_their_place(engine, vectors, voice):
     chunks = list(engine.render_tokens(vectors["token"][0].tolist(), voice))
-    # Prompt 30 tokens, 103 new: borders at 50, 75, 100, 125 and the end at 133; look-ahead: four frames and half an inverse-STFT window hop.
+    # Prompt 30 tokens, 103 new: borders at 50, 75, 100, 125 and the end at 133. The vocoder looks four frames ahead
+    # and keeps four samples that the next spectrum overlaps.
     assert len(chunks[0].samples) == ((50 - 30) * 2 - 4) * 480 - 4
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
