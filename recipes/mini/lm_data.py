@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -216,24 +216,58 @@ def _from_runs(index: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     return starts.gather(1, run) + index - begin
 
 
+@dataclass
+class DeviceRows:
+    """A plan on the device, so that rows can be drawn from it without the host."""
+
+    prefix_start: Tensor
+    prefix_length: Tensor
+    text_starts: Tensor
+    text_lengths: Tensor
+    speech_starts: Tensor
+    speech_lengths: Tensor
+    interleaved: Tensor
+
+    @classmethod
+    def of(cls, data: LMData, rows: Plan) -> DeviceRows:
+        """Copy a plan over."""
+
+        def move(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(data.device, non_blocking=True)
+
+        return cls(
+            prefix_start=move(data.prefix_start[rows.prefix]),
+            prefix_length=move(data.prefix_length[rows.prefix]),
+            text_starts=move(rows.text_starts),
+            text_lengths=move(rows.text_lengths),
+            speech_starts=move(rows.speech_starts),
+            speech_lengths=move(rows.speech_lengths),
+            interleaved=move(rows.interleaved),
+        )
+
+    def copy_(self, other: DeviceRows) -> None:
+        """Take another plan of as many rows into the same memory."""
+        for field in fields(self):
+            getattr(self, field.name).copy_(getattr(other, field.name))
+
+
 def build(data: LMData, rows: Plan, which: np.ndarray, multiple: int = 32) -> tuple[Tensor, Tensor]:
     """Inputs and targets ``[B, L]``: inputs in the joint numbering, targets speech rows or ``IGNORE``."""
+    width = -(-int(rows.totals(data)[which].max()) // multiple) * multiple
+    return assemble(data, DeviceRows.of(data, rows), torch.from_numpy(which).to(data.device), width)
+
+
+def assemble(data: LMData, rows: DeviceRows, which: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The same as ``build`` for row numbers and a plan on the device and a given width; never waits for it."""
     config, device = data.config, data.device
-
-    def move(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
-
-    totals = rows.totals(data)[which]
-    width = -(-int(totals.max()) // multiple) * multiple
-    text_lengths, speech_lengths = move(rows.text_lengths[which]), move(rows.speech_lengths[which])
-    text_starts, speech_starts = move(rows.text_starts[which]), move(rows.speech_starts[which])
-    prefix_start = move(data.prefix_start[rows.prefix[which]])[:, None]
-    prefix_length = move(data.prefix_length[rows.prefix[which]])[:, None]
-    total = move(totals)[:, None]
+    text_lengths, speech_lengths = rows.text_lengths[which], rows.speech_lengths[which]
+    text_starts, speech_starts = rows.text_starts[which], rows.speech_starts[which]
+    prefix_start, prefix_length = rows.prefix_start[which][:, None], rows.prefix_length[which][:, None]
     group_text, group_speech = config.mix_ratio
     size = group_text + group_speech
     words = text_lengths.sum(1, keepdim=True)
-    groups = words // group_text * move(rows.interleaved[which])[:, None]
+    total = 2 + prefix_length + words + speech_lengths.sum(1, keepdim=True)
+    groups = words // group_text * rows.interleaved[which][:, None]
 
     place = torch.arange(width, device=device)[None]
     after = place - 1 - prefix_length
@@ -284,7 +318,9 @@ def batches(
         yield parts[index]
 
 
-def disturb(ids: Tensor, config: SpeechLMConfig, most: float, generator: torch.Generator) -> Tensor:
+def disturb(
+    ids: Tensor, config: SpeechLMConfig, most: float, generator: torch.Generator | None = None
+) -> Tensor:
     """Replace speech tokens of the input by random ones; each row has its own share, 0 … ``most``.
 
     The model then leans on the text and forgives its own slips.

@@ -1,0 +1,256 @@
+"""One training step of the speech LM as one CUDA graph for each length of rows.
+
+The model is so small that a step launched kernel by kernel waits for the host most of the time. Here everything
+from drawing the rows out of the epoch's plan to the optimizer is recorded once for each row length (a few fixed
+ones) and replayed. The layers go through ``torch.compile`` first where that works, which fuses their element-wise
+parts. Whatever fails falls back: compiled graph → plain graph → eager; eager is also what runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recipes.mini.lm_data import IGNORE, DeviceRows, LMData, Plan, assemble, disturb
+from vivace.config import SpeechLMConfig
+from vivace.layers.attention import rotary_tables
+from vivace.models.speech_lm import DecoderLayer, SpeechLM
+
+WIDTHS = (128, 160, 192, 224, 256, 288, 320, 384, 448, 544, 768, 1024)
+"""Row lengths, padding included. Rows are between 90 and about 850 positions long, half of them below 270."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def run_layer(layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One layer over whole sequences."""
+    out: Tensor = layer(x, (cos, sin), None, None, 0)
+    return out
+
+
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, real: int) -> Tensor:
+    """Mean cross-entropy over the positions that have a target, in nats.
+
+    Smoothing spreads over the ``real`` first rows, the speech tokens, only. Over all rows it would teach the 197
+    special rows that never occur, and resampling (which knows no nucleus) would then end sentences at random.
+    """
+    scores = F.linear(hidden, weight).float().log_softmax(-1)
+    wanted = targets != IGNORE
+    plain = -scores.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    if smoothing:
+        plain = (1 - smoothing) * plain - smoothing * scores[..., :real].mean(-1)
+    return (plain * wanted).sum() / wanted.sum().clamp_min(1)
+
+
+def loss_function(lm: SpeechLM, smoothing: float = 0.0, *, compiled: bool = False) -> Loss:
+    """A function from inputs and targets ``[B, L]`` (see ``lm_data``) to the loss."""
+    layer_, head_ = run_layer, head_loss
+    if compiled:
+        layer_ = torch.compile(run_layer, dynamic=True)
+        head_ = torch.compile(head_loss, dynamic=True)
+    config = lm.config
+
+    def loss(ids: Tensor, targets: Tensor) -> Tensor:
+        table = torch.cat([lm.embed_tokens.weight, lm.speech_embedding.weight])
+        x = lm.dropout(F.embedding(ids, table))
+        cos, sin = rotary_tables(0, ids.shape[1], config.head_dim, config.rope_theta, ids.device)
+        for layer in lm.layers:
+            x = layer_(layer, x, cos, sin)
+        return head_(lm.norm(x), lm.llm_decoder.weight, targets, smoothing, config.speech_token_size)
+
+    return loss
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bf16 on a GPU; plain float32 on the CPU. Nothing is cached, so that graphs record the casts."""
+    enabled = device.type == "cuda"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def optimizer_for(lm: SpeechLM, rate: Tensor, decay: float) -> torch.optim.AdamW:
+    """AdamW whose learning rate is a tensor; norms, biases and embeddings do not decay."""
+    decayed, free = [], []
+    for name, weight in lm.named_parameters():
+        (decayed if weight.ndim == 2 and "embed" not in name else free).append(weight)
+    fused = next(lm.parameters()).is_cuda
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups, lr=rate if fused else float(rate), betas=(0.9, 0.98), fused=fused, capturable=fused
+    )
+
+
+class Trainer:
+    """Holds model, optimizer and graphs.
+
+    Args:
+        mode: ``compiled`` (graphs of compiled layers), ``graph`` or ``eager``.
+        most_noise: see ``disturb``.
+
+    Attributes:
+        mode: what is really in use.
+        loss_sum: of all steps since the last ``mean_loss``, on the device.
+    """
+
+    def __init__(
+        self,
+        lm: SpeechLM,
+        data: LMData,
+        *,
+        mode: str,
+        decay: float,
+        smoothing: float,
+        most_noise: float,
+    ) -> None:
+        device = data.device
+        self.lm, self.data, self.mode = lm, data, mode if device.type == "cuda" else "eager"
+        self._smoothing, self._noise = smoothing, most_noise
+        self.rate = torch.zeros((), device=device)
+        self.optimizer = optimizer_for(lm, self.rate, decay)
+        self.loss_sum = torch.zeros((), device=device)
+        self._count = 0
+        self._rows: DeviceRows | None = None
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._seen: set[int] = set()
+        self._pool: tuple[int, int] | None = None
+        self._loss = loss_function(lm, smoothing, compiled=self.mode == "compiled")
+
+    def new_plan(self, plan: Plan) -> None:
+        """Take the rows of the next epoch, as many as in every epoch before."""
+        rows = DeviceRows.of(self.data, plan)
+        if self._rows is None:
+            self._rows = rows
+        else:
+            self._rows.copy_(rows)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the steps to come."""
+        self.rate.fill_(rate)
+        if not isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def step(self, which: Tensor, width: int) -> None:
+        """Train on rows ``which`` (int64, on the device) of the plan, each at most ``width`` long."""
+        self._count += 1
+        if self.mode == "eager":
+            self._work(which, width)
+            return
+        try:
+            self._replay(which, width)
+        except Exception as error:
+            print(f"lm: no {self.mode} steps ({type(error).__name__}: {str(error)[:300]})", flush=True)
+            self.mode = "graph" if self.mode == "compiled" else "eager"
+            self._graphs.clear()
+            self._seen.clear()
+            self._pool = None
+            self._loss = loss_function(self.lm, self._smoothing)
+            self._count -= 1
+            self.step(which, width)
+
+    def mean_loss(self) -> float:
+        """Mean since the last call; waits for the device. FloatingPointError if it is not finite."""
+        mean = float(self.loss_sum) / max(1, self._count)
+        self.loss_sum.zero_()
+        self._count = 0
+        if not np.isfinite(mean):
+            raise FloatingPointError(f"the loss is not finite: {mean}")
+        return mean
+
+    def _work(self, which: Tensor, width: int) -> None:
+        """Everything of one step; reads and writes device memory only."""
+        assert self._rows is not None
+        ids, targets = assemble(self.data, self._rows, which, width)
+        with autocast(ids.device):
+            loss = self._loss(disturb(ids, self.data.config, self._noise), targets)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.lm.parameters(), 1.0)
+        self.optimizer.step()
+        self.loss_sum += loss.detach()
+
+    def _replay(self, which: Tensor, width: int) -> None:
+        found = self._graphs.get(width)
+        if found is None and width not in self._seen:
+            # The first step of a width runs eagerly: libraries and the compiler set themselves up meanwhile.
+            self._seen.add(width)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._work(which, width)
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        if found is None:
+            static = which.clone()
+            graph = torch.cuda.CUDAGraph()
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._work(static, width)
+            self._pool = self._pool or graph.pool()
+            found = self._graphs[width] = (graph, static)
+        graph, static = found
+        static.copy_(which)
+        graph.replay()
+
+
+def bucketed(
+    totals: np.ndarray, positions: int, random: np.random.Generator, widths: Sequence[int] = WIDTHS
+) -> Iterator[tuple[np.ndarray, int]]:
+    """An epoch's batches in random order: row numbers, as many for each width as ``positions`` allow, and the width.
+
+    Rows that do not fill a batch go to the next larger width; the largest batch is filled up with repeats.
+    """
+    place = np.searchsorted(np.array(widths), totals)
+    if place.max(initial=0) >= len(widths):
+        raise ValueError(f"a row of {int(totals.max())} positions; the longest allowed has {widths[-1]}")
+    parts: list[tuple[np.ndarray, int]] = []
+    left = np.zeros(0, dtype=np.int64)
+    for index, width in enumerate(widths):
+        rows = np.concatenate([left, random.permutation((place == index).nonzero()[0])])
+        count = max(1, positions // width)
+        full = len(rows) // count * count
+        parts += [(batch, width) for batch in rows[:full].reshape(-1, count)]
+        left = rows[full:]
+    if len(left):
+        longest = int(np.searchsorted(np.array(widths), totals[left].max()))
+        count = max(1, positions // widths[longest])
+        for begin in range(0, len(left), count):
+            parts.append((np.resize(left[begin : begin + count], count), widths[longest]))
+    for index in random.permutation(len(parts)):
+        yield parts[index]
+
+
+def synthetic_data(config: SpeechLMConfig, device: torch.device, items: int = 2000) -> LMData:
+    """Random tokens in the shapes of the real corpus, for timing."""
+    random = np.random.default_rng(0)
+    speech = np.clip(random.gamma(6.0, 11.7, items), 31, 216).astype(np.int64)
+    text = np.clip(speech / 1.75, 10, 110).astype(np.int64)
+    prefix = np.array([29, *random.integers(40, 100, 600)])
+    flat = np.concatenate(
+        [
+            random.integers(0, config.text_vocab_size, text.sum() + prefix.sum() + 1),
+            random.integers(0, config.speech_token_size, speech.sum()) + config.text_vocab_size,
+        ]
+    )
+    starts = [np.concatenate([[0], np.cumsum(lengths)[:-1]]) for lengths in (text, prefix, speech)]
+    return LMData(
+        config=config,
+        items=[],
+        text=[],
+        speech=[],
+        prefixes=[],
+        flat=torch.from_numpy(flat).to(device),
+        text_start=starts[0],
+        text_length=text,
+        speech_start=starts[2] + text.sum() + prefix.sum() + 1,
+        speech_length=speech,
+        prefix_start=starts[1] + text.sum(),
+        prefix_length=prefix,
+        voice=random.integers(0, 50, items),
+        space_start=int(text.sum() + prefix.sum()),
+        full_stop=0,
+    )
