@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from recipes.mini.config import mini_vocoder_config
 from recipes.mini.corpus import Corpus, CorpusWriter
 from recipes.mini.mel_gpu import HOP, RATE, FlatSpeech, log_mel
 from recipes.mini.pitch_gpu import track
-from recipes.mini.train_vocoder import run
+from recipes.mini.train_vocoder import limit_norm, run
+from recipes.mini.vocoder_fast import FastGenerator, Lanes, Speed
 from recipes.mini.vocoder_losses import Discriminators, SpectralLoss, discriminator_loss, generator_losses
+from vivace.models.hift import CausalHiFT
+from vivace.models.source import CounterNoise
 
 FRONTEND = Path(__file__).parent / "golden" / "frontend" / "features.npz"
 
@@ -71,9 +75,32 @@ def test_losses_prefer_the_truth() -> None:
     matching = [generator_losses(verdicts[0], other)[1] for other in verdicts]
     assert matching[0] == 0.0
     assert matching[1] < matching[2]
-    perfect = [[torch.ones(1)]], [[torch.zeros(1)]]
+    perfect = [torch.ones(1)], [torch.zeros(1)]
     assert discriminator_loss(*perfect) == 0.0
     assert discriminator_loss(*reversed(perfect)) == 2.0
+
+
+def test_fast_generator_equals_the_model() -> None:
+    torch.manual_seed(0)
+    model = CausalHiFT(mini_vocoder_config()).train()
+    mel, f0 = torch.randn(2, 80, 7) - 5.0, torch.tensor([[120.0] * 7, [0.0] * 3 + [300.0] * 4])
+    expected = model(mel, f0=f0, noise=CounterNoise())
+    made = FastGenerator(model, Speed(), Lanes(0))(mel, f0, CounterNoise())
+    # The same sums in another order.
+    torch.testing.assert_close(made, expected, atol=1e-5 * float(expected.detach().abs().max()), rtol=0)
+    weight = model.resblocks[4].convs1[2].weight
+    gradients = [torch.autograd.grad(x.square().sum(), weight)[0] for x in (expected, made)]
+    torch.testing.assert_close(*gradients, atol=1e-4 * float(gradients[0].abs().max()), rtol=0)
+
+
+def test_gradients_far_above_the_usual_are_limited() -> None:
+    usual = torch.tensor(0.0)
+    limit_norm([torch.tensor([3.0, 4.0])], usual)
+    assert usual == 5.0
+    gradients = [torch.tensor([30.0]), torch.tensor([40.0])]
+    limit_norm(gradients, usual)
+    torch.testing.assert_close(torch.cat(gradients), torch.tensor([7.5, 10.0]))
+    assert 5.0 < usual < 12.5
 
 
 def test_training_can_be_resumed(tmp_path: Path) -> None:
@@ -81,7 +108,8 @@ def test_training_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     arguments = argparse.Namespace(
         data=tmp_path / "corpus", out=tmp_path / "first", minutes=2.0, steps=1, resume=None,
-        device="cpu", batch=1, lr=1e-3, seed=0, graphs=False,
+        device="cpu", batch=1, lr=1e-3, seed=0, graphs=False, kept=24, judged=16, warm=0.1,
+        channels_last=True, bf16=False, compiled=False, streams=0, fused=False,
     )  # fmt: skip
 
     run(arguments, time.monotonic())
@@ -91,6 +119,6 @@ def test_training_can_be_resumed(tmp_path: Path) -> None:
     assert (before["steps"], after["steps"]) == (1, 2)
     assert before["model"].keys() == after["model"].keys()
     moved = [not torch.equal(before["model"][name], after["model"][name]) for name in before["model"]]
-    assert all(moved)
+    assert all(moved), [n for n, m in zip(before["model"], moved, strict=True) if not m]
     limit = 16 * 2**20
     assert all(path.stat().st_size <= limit for path in (tmp_path / "second").glob("*.pt"))

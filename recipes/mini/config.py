@@ -52,16 +52,17 @@ def mini_flow_config(speech_token_size: int) -> FlowConfig:
 
 
 def mini_vocoder_config() -> VocoderConfig:
-    """The vocoder: causal HiFT at a quarter of the official width, 1.08 million parameters.
+    """The vocoder: causal HiFT at three eighths of the official width, 1.95 million parameters.
 
-    Kernels are a little shorter than the official ones, and the phase of the source runs on at every sample,
-    so that the small network gets real harmonics to shape.
+    Kernels are shorter than the official ones, and the phase of the source runs on at every sample, so that the
+    small network gets real harmonics to shape. Every stage's channels (96, 48, 24) are a multiple of eight, which
+    the GPU's convolutions need to be fast.
     """
     return VocoderConfig(
-        base_channels=128,
-        resblock_kernel_sizes=(3, 5, 9),
-        source_resblock_kernel_sizes=(3, 5, 7),
-        f0_cond_channels=104,
+        base_channels=192,
+        resblock_kernel_sizes=(3, 5, 7),
+        source_resblock_kernel_sizes=(3, 3, 3),
+        f0_cond_channels=96,
         source_phase="sample",
     )
 

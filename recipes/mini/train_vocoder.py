@@ -19,12 +19,13 @@ import math
 import os
 import sys
 import time
+import traceback
 import wave
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,16 +36,18 @@ from recipes.mini.corpus import Corpus
 from recipes.mini.mel_gpu import HOP, RATE, FlatSpeech, log_mel
 from recipes.mini.pitch_gpu import track
 from recipes.mini.schedule import Ema, Progress
+from recipes.mini.vocoder_fast import FastGenerator, Lanes, Speed
 from recipes.mini.vocoder_losses import (
     Discriminators,
+    Features,
     SpectralLoss,
     discriminator_loss,
     generator_losses,
 )
 from vivace.models.hift import CausalHiFT
 
-BEFORE, KEPT, AFTER = 3, 41, 4
-"""Mel frames of a training crop: warm the convolutions' states, count in the losses, feed the look-ahead."""
+AFTER = 4
+"""Mel frames that only feed the look-ahead."""
 
 F0_FRAMES, F0_BEFORE = 64, 11
 F0_RATE = 4.0
@@ -52,7 +55,31 @@ F0_RATE = 4.0
 
 MEAN_MEL = -6.0
 RESERVE_S = 12.0
+ADVERSARIAL, MATCHING = 0.5, 0.8
+"""Weights beside the spectral loss. All three have like gradients then, as with HiFi-GAN's 45 : 1 : 2."""
+
+JUDGE_RATE = 0.6
+"""The discriminators learn slower than the generator."""
+
 Losses = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Mel frames of a training crop."""
+
+    kept: int = 32
+    """Frames that count in the losses."""
+    before: int = 4
+    """Frames before these, which warm the convolutions' states."""
+    f0_before: int = 7
+    """Frames before all that, which only the F0 predictor sees."""
+    judged: int = 24
+    """Frames at the end of the kept ones that the discriminators see."""
+
+    @property
+    def generated(self) -> int:
+        return self.before + self.kept + AFTER
 
 
 def is_held_out(item: dict[str, Any], share: int = 40) -> bool:
@@ -63,7 +90,8 @@ def is_held_out(item: dict[str, Any], share: int = 40) -> bool:
 class Speech:
     """The corpus on the device with its pitch, and random crops of the training part."""
 
-    def __init__(self, corpus: Corpus, device: torch.device, generator: torch.Generator) -> None:
+    def __init__(self, corpus: Corpus, device: torch.device, generator: torch.Generator, crop: Crop) -> None:
+        self.crop = crop
         self.flat = FlatSpeech(corpus, device)
         self.f0 = track(self.flat)
         self.generator = generator
@@ -73,7 +101,7 @@ class Speech:
             start, length = int(self.flat.starts[index]), int(self.flat.lengths[index])
             barred[start + 1 : start + length + 1] = 1
         barred = barred.cumsum(0)
-        longest = max(BEFORE + KEPT + AFTER, F0_FRAMES)
+        longest = max(crop.f0_before + crop.generated, F0_FRAMES)
         free = barred[longest:] == barred[:-longest]
         self.first = free.nonzero()[:, 0].to(device)
 
@@ -90,11 +118,11 @@ class Speech:
 class Batch:
     """Inputs of one step; the tensors stay, their values change (CUDA graphs read fixed addresses)."""
 
-    samples: Tensor  # [B, KEPT * 480], the frames that count
-    mel: Tensor  # [B, 80, all frames]
-    f0: Tensor  # [B, all frames], Hz
+    samples: Tensor  # [B, kept * 480], the frames that count
+    mel: Tensor  # [B, 80, f0_before + generated frames]
+    f0: Tensor  # [B, generated frames], Hz
     teacher: Tensor  # [B, 1], 1: the generator gets the true pitch
-    noise: Tensor  # [B, harmonics, all samples], uniform
+    noise: Tensor  # [B, harmonics, generated samples], uniform
     f0_mel: Tensor  # [4 B, 80, F0_FRAMES]
     f0_true: Tensor  # [4 B, F0_FRAMES - F0_BEFORE - AFTER]
 
@@ -126,13 +154,14 @@ def blur(mel: Tensor, generator: torch.Generator, share: float) -> Tensor:
 
 
 def make_batch(speech: Speech, rows: int, harmonics: int, teacher_share: float, blur_share: float) -> Batch:
-    frames, generator = BEFORE + KEPT + AFTER, speech.generator
+    crop, generator = speech.crop, speech.generator
+    early, frames = crop.f0_before, crop.generated
     first, f0_first = speech.draw(rows), speech.draw(4 * rows)
     device = first.device
     return Batch(
-        samples=speech.flat.crops(first + BEFORE, KEPT),
-        mel=blur(speech.flat.mel_crops(first, frames), generator, blur_share),
-        f0=speech.f0_crops(first, frames),
+        samples=speech.flat.crops(first + early + crop.before, crop.kept),
+        mel=blur(speech.flat.mel_crops(first, early + frames), generator, blur_share),
+        f0=speech.f0_crops(first + early, frames),
         teacher=(torch.rand(rows, 1, generator=generator, device=device) < teacher_share).float(),
         noise=torch.rand(rows, harmonics, frames * HOP, generator=generator, device=device),
         f0_mel=blur(speech.flat.mel_crops(f0_first, F0_FRAMES), generator, 0.5),
@@ -143,9 +172,14 @@ def make_batch(speech: Speech, rows: int, harmonics: int, teacher_share: float, 
 class Training:
     """Both networks, both optimisers and the two kinds of step, on a fixed batch."""
 
-    def __init__(self, model: CausalHiFT, batch: Batch, lr: float) -> None:
+    def __init__(
+        self, model: CausalHiFT, batch: Batch, lr: float, speed: Speed | None = None, crop: Crop | None = None
+    ) -> None:
         device = batch.mel.device
         self.model, self.batch = model, batch
+        self.speed, self.crop = speed or Speed(), crop or Crop()
+        self.lanes = Lanes(self.speed.streams if device.type == "cuda" else 0)
+        self.fast = FastGenerator(model, self.speed, self.lanes)
         self.discriminators = Discriminators().to(device)
         self.spectral = SpectralLoss().to(device)
         pitch = list(model.f0_predictor.parameters())
@@ -153,36 +187,46 @@ class Training:
         self.lr = lr
         self.optimizers = [
             self._adam([(pitch, F0_RATE), (rest, 1.0)]),
-            self._adam([(list(self.discriminators.parameters()), 1.0)]),
+            self._adam([(list(self.discriminators.parameters()), JUDGE_RATE)]),
         ]
+        self.adversarial_weight = torch.tensor(ADVERSARIAL, device=device)
 
     def _adam(self, parts: list[tuple[list[nn.Parameter], float]]) -> torch.optim.AdamW:
         """One group per part; the second number multiplies the learning rate."""
         device = self.batch.mel.device
         groups = [
-            {"params": part, "lr": torch.tensor(1e-6, device=device), "share": share} for part, share in parts
+            {
+                "params": part,
+                "lr": torch.tensor(1e-6, device=device),
+                "share": share,
+                "usual": torch.tensor(0.0, device=device),
+            }
+            for part, share in parts
         ]
         on_gpu = device.type == "cuda"
+        fused = on_gpu and self.speed.fused
         return torch.optim.AdamW(
             groups, torch.tensor(1e-6, device=device), (0.8, 0.99), weight_decay=1e-3,
-            capturable=on_gpu, foreach=on_gpu,
+            capturable=on_gpu, foreach=on_gpu and not fused, fused=fused,
         )  # fmt: skip
 
     def set_rate(self, done: float) -> None:
         """A short rise, then half a cosine; ``done`` is the share of the run that is over."""
-        rise = min(1.0, (done + 1e-3) / 0.04)
+        rise = min(1.0, (done + 1e-3) / 0.02)
         fall = 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"].fill_(self.lr * group["share"] * rise * fall)
 
     def generate(self) -> Tensor:
-        b = self.batch
+        b, crop = self.batch, self.crop
+        mel = b.mel[..., crop.f0_before :]
         with torch.no_grad():
-            own = self.model.f0_predictor(b.mel)
+            own = self.model.f0_predictor(b.mel)[:, crop.f0_before :]
             f0 = torch.where(b.teacher > 0, b.f0, own)
-        samples = self.model(b.mel, f0=f0, noise=GivenNoise(b.noise))
-        return samples[:, BEFORE * HOP : (BEFORE + KEPT) * HOP]
+        noise = GivenNoise(b.noise)
+        samples = self.fast(mel, f0, noise) if self.speed.channels_last else self.model(mel, f0, noise)
+        return samples[:, crop.before * HOP : (crop.before + crop.kept) * HOP]
 
     def f0_loss(self) -> Tensor:
         predicted = self.model.f0_predictor(self.batch.f0_mel)[:, F0_BEFORE:-AFTER]
@@ -190,40 +234,67 @@ class Training:
         weight = torch.where(true > 0, 1.0, 0.5)
         return ((predicted - true).abs() * weight).mean() / 100.0
 
-    def judge(self, samples: Tensor) -> list[list[Tensor]]:
+    def judge(self, samples: Tensor) -> list[Features]:
+        """What every discriminator makes of the samples, each on a stream of its own."""
         device = samples.device.type
+
+        def job(one: nn.Module) -> Callable[[], Features]:
+            return lambda: cast(Features, one(samples))
+
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-            verdicts: list[list[Tensor]] = self.discriminators(samples)
-            return verdicts
+            return self.lanes.run([job(one) for one in self.discriminators.all()], [samples])
+
+    def judged(self, samples: Tensor) -> Tensor:
+        """The end of the crop: there the generator knows most of the past."""
+        return samples[:, -self.crop.judged * HOP :]
 
     def step_spectral(self) -> Losses:
         made = self.generate()
-        spectral, f0 = self.spectral(made, self.batch.samples), self.f0_loss()
+        spectral, f0 = self.spectral(made, self.batch.samples, self.lanes), self.f0_loss()
         self._update(0, spectral + f0)
         return {"spectral": spectral.detach(), "f0": f0.detach()}
 
     def step_adversarial(self) -> Losses:
         made, true = self.generate(), self.batch.samples
-        blame = discriminator_loss(self.judge(true), self.judge(made.detach()))
+        both = self.judge(torch.cat((self.judged(true), self.judged(made).detach())))
+        verdicts = [features[-1].chunk(2) for features in both]
+        blame = discriminator_loss([v[0] for v in verdicts], [v[1] for v in verdicts])
         self._update(1, blame)
-        spectral, f0 = self.spectral(made, true), self.f0_loss()
-        with torch.no_grad():
-            wanted = self.judge(true)
-        fooled, matching = generator_losses(wanted, self.judge(made))
-        self._update(0, spectral + f0 + 0.4 * fooled + 0.8 * matching)
+        spectral, f0 = self.spectral(made, true, self.lanes), self.f0_loss()
+        # The features of true speech are those from before the update; that saves a fourth pass.
+        wanted = [[feature.detach().chunk(2)[0] for feature in features] for features in both]
+        fooled, matching = generator_losses(wanted, self.judge(self.judged(made)))
+        self._update(0, spectral + f0 + self.adversarial_weight * fooled + MATCHING * matching)
         losses = {"spectral": spectral, "f0": f0, "blame": blame, "fooled": fooled, "match": matching}
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _update(self, which: int, loss: Tensor) -> None:
         optimizer = self.optimizers[which]
-        groups = [group["params"] for group in optimizer.param_groups]
+        groups = optimizer.param_groups
         # Only these gradients: the generator's loss also reaches the discriminators.
-        gradients = iter(torch.autograd.grad(loss, [p for group in groups for p in group]))
+        gradients = torch.autograd.grad(loss, [p for group in groups for p in group["params"]])
+        rest = iter(gradients)
         for group in groups:
-            for parameter in group:
-                parameter.grad = next(gradients)
-            nn.utils.clip_grad_norm_(group, 10.0)
+            own = [next(rest).contiguous() for _ in group["params"]]
+            limit_norm(own, group["usual"])
+            for parameter, gradient in zip(group["params"], own, strict=True):
+                parameter.grad = gradient
         optimizer.step()
+
+
+def limit_norm(gradients: list[Tensor], usual: Tensor, most: float = 2.5) -> None:
+    """Scale gradients in place to at most ``most`` times their usual norm, which ``usual`` follows.
+
+    ``usual`` 0: none is known yet.
+    """
+    with torch.no_grad():
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        known = torch.where(usual > 0, usual, norm)
+        limit = most * known
+        scale = (limit / norm.clamp_min(1e-12)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, scale)
+        seen = torch.minimum(norm, limit)
+        usual.copy_(known.lerp(seen, 0.02))
 
 
 def recorded(step: Callable[[], Losses], warm_steps: int = 4) -> Callable[[], Losses]:
@@ -293,17 +364,21 @@ def save_all(out: Path, training: Training, ema: Ema, steps: int) -> None:
     config = asdict(training.model.config)  # type: ignore[call-overload]
     save({"model": mean, "config": config, "steps": steps}, out / "vocoder.pt")
     own, other = training.optimizers
-    state = {"model": training.model.state_dict(), "mean": mean, "moments": moments(own), "steps": steps}
+    state = {"model": training.model.state_dict(), "moments": moments(own), "steps": steps}
     save(state, out / "resume.pt")
     state = {"model": training.discriminators.state_dict(), "moments": moments(other)}
     save(state, discriminators_path(out / "resume.pt"))
 
 
 def load_all(path: Path, training: Training, ema: Ema) -> int:
-    """Go on from ``resume.pt``; returns its steps. Without the discriminators' file these start anew."""
+    """Go on from ``resume.pt`` and the mean in ``vocoder.pt`` beside it; returns the steps.
+
+    Without the discriminators' file these start anew.
+    """
     state = torch.load(path, map_location=training.batch.mel.device, weights_only=True)
     training.model.load_state_dict(state["model"])
-    ema.model.load_state_dict(state["mean"])
+    mean = torch.load(path.with_name("vocoder.pt"), map_location="cpu", weights_only=True)
+    ema.model.load_state_dict(mean["model"])
     restore(training.optimizers[0], state["moments"])
     other = discriminators_path(path)
     if other.exists():
@@ -356,12 +431,30 @@ def evaluate(model: CausalHiFT, speech: Speech, out: Path | None, most: int = 24
     }
 
 
+class WeightMean:
+    """The weights' running mean in ``ema.model``, without looking the tensors up at every step."""
+
+    def __init__(self, model: nn.Module, span: float) -> None:
+        self.ema = Ema(model, span)
+        self.model = self.ema.model
+        self._mean = list(self.model.parameters())
+        self._weights = list(model.parameters())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.ema.steps += 1
+        share = max(1.0 / self.ema.span, 9.0 / (10.0 + self.ema.steps))
+        torch._foreach_lerp_(self._mean, self._weights, share)
+
+
 def run(args: argparse.Namespace, begun: float) -> None:
     device = torch.device(args.device)
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
-    speech = Speech(Corpus(args.data), device, torch.Generator(device).manual_seed(args.seed))
+    crop = Crop(kept=args.kept, judged=min(args.judged, args.kept))
+    speech = Speech(Corpus(args.data), device, torch.Generator(device).manual_seed(args.seed), crop)
     voiced = float((speech.f0 > 0).float().mean())
     print(f"{len(speech.first)} crops, voiced {voiced:.1%}, {time.monotonic() - begun:.1f} s", flush=True)
 
@@ -369,9 +462,10 @@ def run(args: argparse.Namespace, begun: float) -> None:
     initialise(model)
     harmonics = model.m_source.harmonics
     batch = make_batch(speech, args.batch, harmonics, 1.0, 0.0)
-    training = Training(model, batch, args.lr * (0.6 if args.resume else 1.0))
-    ema = Ema(model, span=500.0)
-    steps_before = load_all(args.resume, training, ema) if args.resume else 0
+    speed = Speed(args.channels_last, args.bf16, args.compiled, args.streams, args.fused)
+    training = Training(model, batch, args.lr * (0.6 if args.resume else 1.0), speed, crop)
+    ema = WeightMean(model, span=1000.0)
+    steps_before = load_all(args.resume, training, ema.ema) if args.resume else 0
 
     training.set_rate(0.0)
     spectral, adversarial = training.step_spectral, training.step_adversarial
@@ -381,23 +475,23 @@ def run(args: argparse.Namespace, begun: float) -> None:
         print(f"both steps recorded, {time.monotonic() - begun:.1f} s", flush=True)
     progress = Progress(max(args.minutes - RESERVE_S / 60, 0.02), args.steps, begun)
     resumed = args.resume is not None
-    warm = 0.0 if resumed else min(0.15, 1.3 / args.minutes)
+    warm = 0.0 if resumed else progress.fraction() + args.warm
     joined, saved = False, time.monotonic()
     while not progress.over():
         done = progress.fraction()
         training.set_rate(done)
-        late = 1.0 if resumed else max(0.0, 2.0 * done - 1.0)
-        batch.copy_from(make_batch(speech, args.batch, harmonics, 1.0 - 0.7 * late, 0.4 * late))
+        late = 1.0 if resumed else min(1.0, max(0.0, 2.5 * done - 1.0))
+        batch.copy_from(make_batch(speech, args.batch, harmonics, 1.0 - late, 0.4 * late))
         if not joined and done >= warm:
             joined = True
             print(f"discriminators join; {evaluate(ema.model, speech, None, 4)}", flush=True)
         losses = adversarial() if joined else spectral()
-        ema.update(model)
+        ema.update()
         progress.step(losses)
         if time.monotonic() - saved > 120.0:
-            save_all(args.out, training, ema, steps_before + progress.steps)
+            save_all(args.out, training, ema.ema, steps_before + progress.steps)
             saved = time.monotonic()
-    save_all(args.out, training, ema, steps_before + progress.steps)
+    save_all(args.out, training, ema.ema, steps_before + progress.steps)
     report = evaluate(ema.model, speech, args.out) | {"steps": steps_before + progress.steps}
     (args.out / "vocoder.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report), flush=True)
@@ -411,22 +505,38 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=int, default=32, help="mel frames of a crop that count")
+    parser.add_argument("--judged", type=int, default=24, help="how many of them the discriminators see")
+    parser.add_argument("--warm", type=float, default=0.12, help="share of the run without discriminators")
     parser.add_argument("--no-graphs", dest="graphs", action="store_false")
+    parser.add_argument("--no-channels-last", dest="channels_last", action="store_false")
+    parser.add_argument("--bf16", action="store_true", help="generator's convolutions in bfloat16")
+    parser.add_argument("--compiled", action="store_true", help="snake activations by torch.compile")
+    parser.add_argument("--streams", type=int, default=0, help="for blocks and discriminators side by side")
+    parser.add_argument("--no-fused", dest="fused", action="store_false", help="AdamW kernel by kernel")
+    parser.add_argument("--safe", action="store_true", help="none of the risky choices but graphs")
     args = parser.parse_args()
+    if args.safe:
+        args.compiled, args.streams, args.fused = False, 0, False
     args.graphs = args.graphs and args.device.startswith("cuda")
     begun = time.monotonic()
     try:
         run(args, begun)
-    except RuntimeError as error:
+    except Exception as error:
         if not args.graphs:
             raise
-        # A recording that failed may leave the device's state unusable, so a new process goes on.
-        print(f"with graphs: {error}; once more without", flush=True)
+        # A recording that failed may leave the device's state unusable, so a new process goes on. What is risky
+        # goes first (``--safe``), then the graphs.
+        traceback.print_exc()
+        safe = "--safe" in sys.argv or not (args.compiled or args.streams or args.fused)
+        print(f"{error}; once more {'without graphs' if safe else 'with graphs only'}", flush=True)
         left = args.minutes - (time.monotonic() - begun) / 60
-        again = [*sys.argv[1:], "--no-graphs", "--minutes", f"{max(left, 0.5):.2f}"]
+        again = [*sys.argv[1:], "--no-graphs" if safe else "--safe", "--minutes", f"{max(left, 0.5):.2f}"]
+        if (args.out / "resume.pt").exists() and args.resume is None:
+            again += ["--resume", str(args.out / "resume.pt")]
         command = [sys.executable, "-u", "-m", "recipes.mini.train_vocoder", *again]
         os.execv(sys.executable, command)
 
