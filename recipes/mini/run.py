@@ -1,4 +1,4 @@
-"""Runs stages of the recipe on one GPU, side by side where they allow it, inside a time box.
+"""Runs stages of the recipe side by side where they allow it, on one or two GPUs, inside a time box.
 
     PYTHONPATH=src:. python3 -m recipes.mini.run --data CORPUS --work WORK --out OUT --minutes 9 \
         --stages tokenizer speaker vocoder tokens flow lm
@@ -37,14 +37,15 @@ KEPT = (
 class Stage:
     """One script in its own process, its output in a log file."""
 
-    def __init__(self, name: str, arguments: list[str], work: Path) -> None:
+    def __init__(self, name: str, arguments: list[str], work: Path, gpu: int = 0) -> None:
         self.name = name
         self.log = work / f"{name}.log"
         self.started = time.monotonic()
         with self.log.open("a") as log:
             print(f"[{name}] {' '.join(arguments)}", flush=True)
             command = [sys.executable, "-u", "-m", *arguments]
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ)
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     def wait(self, deadline: float) -> None:
         """Wait for the end, at most until ``deadline``, and print the end of the log."""
@@ -72,6 +73,9 @@ def main() -> None:
         "--loading-seconds", type=float, default=30.0, help="what a stage needs besides training"
     )
     parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument(
+        "--vocoder-gpu", type=int, default=0, help="1: the vocoder has a second GPU to itself"
+    )
     parser.add_argument("--stages", nargs="+", required=True)
     args = parser.parse_args()
     deadline = time.monotonic() + args.minutes * 60
@@ -87,7 +91,8 @@ def main() -> None:
         resume = work / name / "resume.pt"
         again = ["--resume", str(resume)] if resume.exists() else []
         options = ["--out", str(work / name), "--minutes", f"{min(minutes, left()):.2f}", *again, *extra]
-        return Stage(name, [f"recipes.mini.train_{name}", *data, *options], work)
+        gpu = args.vocoder_gpu if name == "vocoder" else 0
+        return Stage(name, [f"recipes.mini.train_{name}", *data, *options], work, gpu)
 
     side: list[Stage] = []
     if "vocoder" in args.stages:
