@@ -11,6 +11,9 @@ import torch
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# Tests are small: more threads cost time, and they disturb each other where several test processes run at once.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def golden_folder() -> Path:

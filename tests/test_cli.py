@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from tests.helpers import speech_like_wav
-from vivace import cli
+from vivace import __version__, cli
 
 
 @pytest.fixture
@@ -165,6 +165,10 @@ def test_help_names_every_command(vivace):
     assert code == 0
     for command in ("say", "transform", "convert", "doctor", "random-checkpoint", "voice", "bench"):
         assert any(command in line for line in lines)
+
+
+def test_version(vivace):
+    assert vivace("--version") == (0, [f"vivace {__version__}"], [])
 
 
 def test_convert_and_say_with_the_result(vivace, random_model_folder, tmp_path):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vivace import __version__
 from vivace.errors import InvalidTextError, ModelFolderError, VivaceError
 
 if TYPE_CHECKING:
@@ -71,6 +72,21 @@ def _print(line: str) -> None:
 
 def _print_json(document: dict[str, Any]) -> None:
     _print(json.dumps(document, ensure_ascii=False))
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        _print(f"vivace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself; its help is the application's."""
 
 
 @app.command()
