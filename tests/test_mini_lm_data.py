@@ -10,8 +10,21 @@ import pytest
 import torch
 
 from recipes.mini.config import mini_lm_config
+from recipes.mini.lm_align import first_frames, text_places
 from recipes.mini.lm_check import Row, decode, sequence
-from recipes.mini.lm_data import IGNORE, batches, build, disturb, load, plan
+from recipes.mini.lm_data import (
+    IGNORE,
+    DeviceRows,
+    add_hints,
+    assemble,
+    batches,
+    build,
+    disturb,
+    load,
+    plan,
+    silent_ids,
+)
+from recipes.mini.lm_step import Trainer, bucketed
 from vivace.config import SamplingConfig
 from vivace.datatypes import SamplingParams
 from vivace.engine.interleave import Feed, Interleaver
@@ -133,3 +146,96 @@ def test_decoding_without_a_cache_draws_what_the_engine_draws(data, prompt, stre
         )
         with torch.inference_mode():
             assert session.decode(10_000) == row.made
+
+
+def hinted(data):
+    """The data with invented places: each utterance's speech runs evenly through its text."""
+    space, marks = silent_ids()
+    places = [
+        np.arange(speech) * text // speech
+        for speech, text in zip(data.speech_length, data.text_length, strict=True)
+    ]
+    other = replace(data)
+    add_hints(other, np.concatenate(places), [space, *marks])
+    return other, space, marks
+
+
+def test_hints_name_the_phoneme_of_the_target(data):
+    other, space, marks = hinted(data)
+    rows = plan(data, np.arange(20), np.random.default_rng(7), joined=False, varied=False, interleaved=False)
+    _, targets, hints = assemble(other, DeviceRows.of(other, rows), torch.arange(20), 320)
+    sounds = sorted({i for text in data.text for i in text} - {space, *marks})
+    for row in range(20):
+        text = data.text[row]
+        said = hints[row][targets[row] >= 0][:-1]  # the end of the sequence has none
+        assert (hints[row][targets[row] < 0] == IGNORE).all()
+        for step, classes in enumerate(said.tolist()):
+            place = step * len(text) // len(data.speech[row])
+            coming = [i for i in text[place:] if i in sounds][:3]
+            want = [sounds.index(i) + 1 for i in coming]
+            assert classes == want + [0] * (3 - len(want))
+
+
+def test_cut_utterances_keep_words_and_their_speech_together(data):
+    other, space, _ = hinted(data)
+    rows = plan(other, np.arange(20).repeat(20), np.random.default_rng(8), interleaved=False)
+    starts, lengths = rows.text_starts[:, 0::2], rows.text_lengths[:, 0::2]
+    cut = 0
+    for row, last in enumerate(np.arange(20).repeat(20)):
+        spoken = data.text_start[last] + data.text_length[last] - starts[row, 2]
+        assert 0 <= spoken - lengths[row, 2] <= 1  # the end is always there, but for its full stop
+        begun = starts[row, 2] - data.text_start[last]
+        skipped = rows.speech_starts[row, 2] - data.speech_start[last]
+        assert skipped + rows.speech_lengths[row, 2] == data.speech_length[last]
+        if begun:
+            cut += 1
+            assert data.text[last][begun - 1] == space
+            assert skipped == -(-begun * data.speech_length[last] // data.text_length[last]) - 1
+        else:
+            assert skipped == 0
+    assert cut
+
+
+def test_batches_of_fixed_widths(data):
+    totals = np.random.default_rng(0).integers(90, 500, 300)
+    met = []
+    shapes = {}
+    for which, width in bucketed(totals, 2048, np.random.default_rng(1)):
+        assert totals[which].max() <= width
+        assert shapes.setdefault(width, len(which)) == len(which)
+        met += which.tolist()
+    assert set(met) == set(range(300))
+
+
+def test_alignment_finds_where_symbols_begin():
+    scores = torch.full((2, 9, 3), -5.0)
+    scores[0, range(9), torch.tensor([0, 1, 1, 0, 1, 0, 2, 2, 0])] = 0.0
+    scores[1, range(9), torch.tensor([2, 0, 1, 0, 0, 0, 0, 0, 0])] = 0.0
+    symbols = torch.tensor([[1, 1, 2], [2, 1, 0]])
+    begins = first_frames(scores, torch.tensor([9, 4]), symbols, torch.tensor([3, 2]))
+    assert begins.tolist() == [[1, 4, 6], [0, 2, 9]]
+
+
+def test_words_of_teacher_and_front_end_are_matched():
+    text = [7, 8, 0, 9, 7, 8, 9, 1]  # two words and a full stop
+    assert text_places(text, 0, frozenset({1}), [1, 2]).tolist() == [0, 3, 5]
+    assert text_places(text, 0, frozenset({1}), [6]).tolist() == [0, 1, 3, 4, 5, 6]
+
+
+def test_training_steps_lower_the_loss(data):
+    torch.manual_seed(0)
+    other, _, _ = hinted(data)
+    small = replace(CONFIG, hidden_size=64, intermediate_size=64, num_layers=2, num_heads=1, num_kv_heads=1)
+    trainer = Trainer(
+        SpeechLM(small), other, mode="compiled", decay=0.05, smoothing=0.03, most_noise=0.0
+    )  # a CPU runs eagerly, whatever is asked for
+    losses = []
+    random = np.random.default_rng(2)
+    for _ in range(6):
+        rows = plan(other, np.arange(20), random)
+        trainer.new_plan(rows)
+        trainer.set_rate(3e-3)
+        for which, width in bucketed(rows.totals(other), 4096, random):
+            trainer.step(torch.from_numpy(which), width)
+        losses.append(trainer.mean_loss())
+    assert losses[-1] < losses[0] - 0.5

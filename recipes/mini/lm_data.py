@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,25 @@ INSTRUCTIONS = (
 )  # fmt: skip
 IGNORE = -100
 MOST_SPEECH_TOKENS = 700
+JOINED = (0.25, 0.45, 0.3)
+"""Shares of rows with one, two and three utterances. Voices have a prompt, so most rows have one too."""
+CUT = 0.3
+"""Share of utterances cut between two words in training, where it is known what is said when."""
+SPACED = 0.15
+"""How often a space parts two texts. The engine puts none after a prompt's text."""
+
+
+@dataclass
+class Cuts:
+    """Where utterances may be cut: before the text token ``text`` (a word's first) and the speech token ``speech``.
+
+    Flat over all utterances; those of utterance ``i`` are ``start[i] … start[i] + count[i] - 1``.
+    """
+
+    text: np.ndarray
+    speech: np.ndarray
+    start: np.ndarray
+    count: np.ndarray
 
 
 @dataclass
@@ -59,6 +79,17 @@ class LMData:
     voice: np.ndarray
     space_start: int
     full_stop: int
+    hints: Tensor | None = None
+    """For each place of ``flat`` with speech: the phoneme said there and those after it, as classes ``[flat, 3]``
+    (see ``add_hints``)."""
+    num_hint_classes: int = 0
+    cuts: Cuts | None = None
+
+    @cached_property
+    def ends_in_stop(self) -> np.ndarray:
+        """Which utterances' texts end in a full stop."""
+        last = torch.from_numpy(self.text_start + np.maximum(self.text_length, 1) - 1).to(self.device)
+        return (self.flat[last] == self.full_stop).cpu().numpy()
 
     @property
     def device(self) -> torch.device:
@@ -160,25 +191,27 @@ def plan(
     utterances = np.stack(
         [_companions(data, chosen, random), _companions(data, chosen, random), chosen], axis=1
     )
-    count = random.choice(3, size=rows, p=(0.45, 0.4, 0.15)) if joined else np.zeros(rows, dtype=np.int64)
+    count = random.choice(3, size=rows, p=JOINED) if joined else np.zeros(rows, dtype=np.int64)
     used = np.stack([count >= 2, count >= 1, np.ones(rows, dtype=bool)], axis=1)
-    speech_lengths = data.speech_length[utterances] * used
+    pieces = _whole(data, utterances)
+    if varied and data.cuts is not None:
+        pieces = _cut(data.cuts, pieces, utterances, random)
+    speech_lengths = pieces.speech_length * used
     for column in (0, 1):
         too_long = speech_lengths.sum(1) > MOST_SPEECH_TOKENS
         used[:, column] &= ~too_long
-        speech_lengths = data.speech_length[utterances] * used
-    words = data.text_length[utterances] * used
+        speech_lengths = pieces.speech_length * used
+    words = pieces.text_length * used
     if varied:
-        ends = (
-            data.flat[torch.from_numpy(data.text_start + data.text_length - 1).to(data.device)].cpu().numpy()
+        bare = (
+            (random.random((rows, 3)) < 0.12) & data.ends_in_stop[utterances] & pieces.has_end & (words > 1)
         )
-        bare = (random.random((rows, 3)) < 0.12) & (ends[utterances] == data.full_stop) & (words > 1)
         words = words - bare
-    spaces = (random.random((rows, 2)) < (0.5 if varied else 0.0)) & used[:, :2]
+    spaces = (random.random((rows, 2)) < (SPACED if varied else 0.0)) & used[:, :2]
     text_lengths = np.zeros((rows, 5), dtype=np.int64)
     text_lengths[:, 0::2], text_lengths[:, 1::2] = words, spaces
     text_starts = np.full((rows, 5), data.space_start, dtype=np.int64)
-    text_starts[:, 0::2] = data.text_start[utterances]
+    text_starts[:, 0::2] = pieces.text_start
     prefix = np.zeros(rows, dtype=np.int64)
     if varied:
         other = random.random(rows) < 0.35
@@ -192,9 +225,54 @@ def plan(
         prefix=prefix,
         text_starts=text_starts,
         text_lengths=text_lengths,
-        speech_starts=data.speech_start[utterances],
+        speech_starts=pieces.speech_start,
         speech_lengths=speech_lengths,
         interleaved=eligible & wanted,
+    )
+
+
+@dataclass
+class _Pieces:
+    """The parts of the utterances ``[rows, 3]`` that a plan uses."""
+
+    text_start: np.ndarray
+    text_length: np.ndarray
+    speech_start: np.ndarray
+    speech_length: np.ndarray
+    has_end: np.ndarray
+
+
+def _whole(data: LMData, utterances: np.ndarray) -> _Pieces:
+    return _Pieces(
+        data.text_start[utterances],
+        data.text_length[utterances],
+        data.speech_start[utterances],
+        data.speech_length[utterances],
+        np.ones(utterances.shape, dtype=bool),
+    )
+
+
+def _cut(cuts: Cuts, whole: _Pieces, utterances: np.ndarray, random: np.random.Generator) -> _Pieces:
+    """Leave a beginning or an end of some utterances: more joints than the corpus has, and no sentence by heart.
+
+    The last utterance keeps its end, which is where the model learns to stop.
+    """
+    count = cuts.count[utterances]
+    chosen = (random.random(utterances.shape) < CUT) & (count > 0)
+    which = np.minimum(
+        cuts.start[utterances] + (random.random(utterances.shape) * count).astype(np.int64),
+        len(cuts.text) - 1,
+    )
+    text, speech = cuts.text[which], cuts.speech[which]
+    keeps_end = random.random(utterances.shape) < 0.5
+    keeps_end[:, -1] = True
+    late, early = chosen & keeps_end, chosen & ~keeps_end
+    return _Pieces(
+        whole.text_start + text * late,
+        np.where(late, whole.text_length - text, np.where(early, text - 1, whole.text_length)),
+        whole.speech_start + speech * late,
+        np.where(late, whole.speech_length - speech, np.where(early, speech, whole.speech_length)),
+        ~early,
     )
 
 
@@ -254,11 +332,16 @@ class DeviceRows:
 def build(data: LMData, rows: Plan, which: np.ndarray, multiple: int = 32) -> tuple[Tensor, Tensor]:
     """Inputs and targets ``[B, L]``: inputs in the joint numbering, targets speech rows or ``IGNORE``."""
     width = -(-int(rows.totals(data)[which].max()) // multiple) * multiple
-    return assemble(data, DeviceRows.of(data, rows), torch.from_numpy(which).to(data.device), width)
+    return assemble(data, DeviceRows.of(data, rows), torch.from_numpy(which).to(data.device), width)[:2]
 
 
-def assemble(data: LMData, rows: DeviceRows, which: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The same as ``build`` for row numbers and a plan on the device and a given width; never waits for it."""
+def assemble(
+    data: LMData, rows: DeviceRows, which: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same as ``build`` for row numbers and a plan on the device and a given width; never waits for it.
+
+    Third: hints ``[B, L, 3]`` about the target of each place, ``IGNORE`` where there are none; None without hints.
+    """
     config, device = data.config, data.device
     text_lengths, speech_lengths = rows.text_lengths[which], rows.speech_lengths[which]
     text_starts, speech_starts = rows.text_starts[which], rows.speech_starts[which]
@@ -298,7 +381,58 @@ def assemble(data: LMData, rows: DeviceRows, which: Tensor, width: int) -> tuple
     targets = torch.cat([speech[:, 1:], torch.full_like(speech[:, :1], IGNORE)], dim=1)
     targets = torch.where(grouped & (inside == size - 1), config.fill_id, targets)
     targets = torch.where(place == total - 1, config.eos_id, targets)
-    return ids, torch.where(place < total, targets, IGNORE)
+    targets = torch.where(place < total, targets, IGNORE)
+    if data.hints is None:
+        return ids, targets, None
+    hints = torch.where(is_speech.unsqueeze(-1), data.hints[source], IGNORE)
+    return ids, targets, torch.cat([hints[:, 1:], torch.full_like(hints[:, :1], IGNORE)], dim=1)
+
+
+def add_hints(data: LMData, places: np.ndarray, silent: Sequence[int], ahead: int = 3) -> None:
+    """Give ``data`` its hints.
+
+    Args:
+        places: for every speech token of the corpus the place in its utterance's text, -1 = not known.
+        silent: ids of the space (first) and of punctuation, which are no phonemes.
+    """
+    text = np.concatenate([np.array(ids, dtype=np.int64) for ids in data.text])
+    sounds = ~np.isin(text, silent)
+    known, classes = np.unique(text[sounds], return_inverse=True)
+    classes = np.concatenate([classes + 1, np.zeros(ahead, dtype=np.int64)])
+    rank = np.concatenate([[0], np.cumsum(sounds)])  # how many phonemes stand before a place
+    owner = np.repeat(np.arange(len(data.speech_length)), data.speech_length)
+    at = rank[data.text_start[owner] + np.maximum(places, 0)]
+    end = rank[(data.text_start + data.text_length)[owner]]
+    hints = np.full((len(data.flat), ahead), IGNORE, dtype=np.int64)
+    spoken = slice(int(data.speech_start[0]), int(data.speech_start[0]) + len(owner))
+    for step in range(ahead):
+        wanted = np.where(at + step < end, classes[np.minimum(at + step, len(classes) - 1)], 0)
+        hints[spoken, step] = np.where(places >= 0, wanted, IGNORE)
+    data.cuts = _find_cuts(data, places, text, silent[0])
+    data.hints, data.num_hint_classes = torch.from_numpy(hints).to(data.device), len(known) + 1
+
+
+def _find_cuts(data: LMData, places: np.ndarray, text: np.ndarray, space: int, least: int = 15) -> Cuts:
+    """Cuts between words with at least ``least`` speech tokens to either side."""
+    first = int(data.speech_start[0])
+    texts: list[np.ndarray] = []
+    speeches: list[np.ndarray] = []
+    for i, length in enumerate(data.speech_length):
+        said = places[data.speech_start[i] - first :][:length]
+        words = (text[data.text_start[i] :][: data.text_length[i]] == space).nonzero()[0] + 1
+        # CTC names a sound when it is well under way: the word begins a token earlier.
+        begins = np.searchsorted(said, words) - 1 if length and said[0] >= 0 else np.full(len(words), -1)
+        good = (begins >= least) & (begins <= length - least)
+        texts.append(words[good])
+        speeches.append(begins[good])
+    count = np.array([len(part) for part in texts])
+    return Cuts(np.concatenate(texts), np.concatenate(speeches), np.cumsum(count) - count, count)
+
+
+def silent_ids() -> tuple[int, list[int]]:
+    """The ids of the space and of the punctuation that the front end writes."""
+    tokenizer = front_end()[1]
+    return tokenizer.encode(" ")[0], [tokenizer.encode(mark)[0] for mark in ",.?!"]
 
 
 def batches(

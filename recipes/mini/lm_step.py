@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recipes.mini.lm_data import IGNORE, DeviceRows, LMData, Plan, assemble, disturb
@@ -23,7 +23,10 @@ from vivace.models.speech_lm import DecoderLayer, SpeechLM
 WIDTHS = (128, 160, 192, 224, 256, 288, 320, 384, 448, 544, 768, 1024)
 """Row lengths, padding included. Rows are between 90 and about 850 positions long, half of them below 270."""
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+HINT_LAYER = -2
+"""Behind which layer the phoneme being said is asked for; the last ones are left to the speech tokens alone."""
+
+Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def run_layer(layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -46,21 +49,42 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float,
     return (plain * wanted).sum() / wanted.sum().clamp_min(1)
 
 
-def loss_function(lm: SpeechLM, smoothing: float = 0.0, *, compiled: bool = False) -> Loss:
-    """A function from inputs and targets ``[B, L]`` (see ``lm_data``) to the loss."""
-    layer_, head_ = run_layer, head_loss
+def hint_loss(hidden: Tensor, weight: Tensor, hints: Tensor) -> Tensor:
+    """Mean cross-entropy of naming the phonemes ``hints [B, L, n]``; ``weight [n * classes, hidden]``."""
+    normed = F.rms_norm(hidden, hidden.shape[-1:])
+    scores = F.linear(normed, weight).float().unflatten(-1, (hints.shape[-1], -1)).log_softmax(-1)
+    wanted = hints != IGNORE
+    each = -scores.gather(-1, hints.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return (each * wanted).sum() / wanted.sum().clamp_min(1)
+
+
+def loss_function(
+    lm: SpeechLM,
+    smoothing: float = 0.0,
+    *,
+    compiled: bool = False,
+    hint_weight: Tensor | None = None,
+    hint_share: float = 0.3,
+) -> Loss:
+    """A function from inputs, targets ``[B, L]`` and hints ``[B, L, n]`` (see ``lm_data``) to the loss."""
+    layer_, head_, hint_ = run_layer, head_loss, hint_loss
     if compiled:
         layer_ = torch.compile(run_layer, dynamic=True)
         head_ = torch.compile(head_loss, dynamic=True)
+        hint_ = torch.compile(hint_loss, dynamic=True)
     config = lm.config
 
-    def loss(ids: Tensor, targets: Tensor) -> Tensor:
+    def loss(ids: Tensor, targets: Tensor, hints: Tensor | None = None) -> Tensor:
         table = torch.cat([lm.embed_tokens.weight, lm.speech_embedding.weight])
         x = lm.dropout(F.embedding(ids, table))
         cos, sin = rotary_tables(0, ids.shape[1], config.head_dim, config.rope_theta, ids.device)
-        for layer in lm.layers:
+        extra: Tensor | None = None
+        for index, layer in enumerate(lm.layers):
             x = layer_(layer, x, cos, sin)
-        return head_(lm.norm(x), lm.llm_decoder.weight, targets, smoothing, config.speech_token_size)
+            if index - len(lm.layers) == HINT_LAYER and hints is not None and hint_weight is not None:
+                extra = hint_(x, hint_weight, hints)
+        total = head_(lm.norm(x), lm.llm_decoder.weight, targets, smoothing, config.speech_token_size)
+        return total if extra is None else total + hint_share * extra
 
     return loss
 
@@ -71,11 +95,15 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
-def optimizer_for(lm: SpeechLM, rate: Tensor, decay: float) -> torch.optim.AdamW:
+def optimizer_for(
+    lm: SpeechLM, rate: Tensor, decay: float, hint_weight: Tensor | None = None
+) -> torch.optim.AdamW:
     """AdamW whose learning rate is a tensor; norms, biases and embeddings do not decay."""
     decayed, free = [], []
     for name, weight in lm.named_parameters():
         (decayed if weight.ndim == 2 and "embed" not in name else free).append(weight)
+    if hint_weight is not None:
+        free.append(hint_weight)
     fused = next(lm.parameters()).is_cuda
     groups = [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
     return torch.optim.AdamW(
@@ -104,19 +132,38 @@ class Trainer:
         decay: float,
         smoothing: float,
         most_noise: float,
+        hint_share: float = 0.3,
     ) -> None:
         device = data.device
         self.lm, self.data, self.mode = lm, data, mode if device.type == "cuda" else "eager"
-        self._smoothing, self._noise = smoothing, most_noise
+        self._smoothing, self._noise, self._share = smoothing, most_noise, hint_share
         self.rate = torch.zeros((), device=device)
-        self.optimizer = optimizer_for(lm, self.rate, decay)
+        self._hint_weight: Tensor | None = None
+        if data.hints is not None:
+            size = (data.hints.shape[1] * data.num_hint_classes, lm.config.hidden_size)
+            self._hint_weight = nn.Parameter(0.02 * torch.randn(size, device=device))
+        self.optimizer = optimizer_for(lm, self.rate, decay, self._hint_weight)
         self.loss_sum = torch.zeros((), device=device)
         self._count = 0
         self._rows: DeviceRows | None = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._seen: set[int] = set()
         self._pool: tuple[int, int] | None = None
-        self._loss = loss_function(lm, smoothing, compiled=self.mode == "compiled")
+        self._loss = self._make_loss()
+
+    def _make_loss(self) -> Loss:
+        return loss_function(
+            self.lm,
+            self._smoothing,
+            compiled=self.mode == "compiled",
+            hint_weight=self._hint_weight,
+            hint_share=self._share,
+        )
+
+    @property
+    def steps_summed(self) -> int:
+        """Steps since the last ``mean_loss``."""
+        return self._count
 
     def new_plan(self, plan: Plan) -> None:
         """Take the rows of the next epoch, as many as in every epoch before."""
@@ -147,7 +194,7 @@ class Trainer:
             self._graphs.clear()
             self._seen.clear()
             self._pool = None
-            self._loss = loss_function(self.lm, self._smoothing)
+            self._loss = self._make_loss()
             self._count -= 1
             self.step(which, width)
 
@@ -163,9 +210,9 @@ class Trainer:
     def _work(self, which: Tensor, width: int) -> None:
         """Everything of one step; reads and writes device memory only."""
         assert self._rows is not None
-        ids, targets = assemble(self.data, self._rows, which, width)
+        ids, targets, hints = assemble(self.data, self._rows, which, width)
         with autocast(ids.device):
-            loss = self._loss(disturb(ids, self.data.config, self._noise), targets)
+            loss = self._loss(disturb(ids, self.data.config, self._noise), targets, hints)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.lm.parameters(), 1.0)
@@ -237,7 +284,10 @@ def synthetic_data(config: SpeechLMConfig, device: torch.device, items: int = 20
         ]
     )
     starts = [np.concatenate([[0], np.cumsum(lengths)[:-1]]) for lengths in (text, prefix, speech)]
+    hints = torch.randint(0, 45, (len(flat), 3), device=device)
     return LMData(
+        hints=hints,
+        num_hint_classes=45,
         config=config,
         items=[],
         text=[],

@@ -115,7 +115,8 @@ def main() -> None:
     if "flow" in args.stages:
         side.append(train("flow", 99, *tokens, "--speakers", str(work / "speakers.npz")))
     if "lm" in args.stages:
-        train("lm", args.lm_minutes, *tokens).wait(deadline)
+        hints = ["--recogniser", str(work / "tokenizer/tokenizer.pt")]
+        train("lm", args.lm_minutes, *tokens, *hints).wait(deadline)
         check = ["--model", str(work / "lm/lm.pt"), "--recogniser", str(work / "tokenizer/tokenizer.pt")]
         out = ["--out", str(work / "lm/decoded.npz"), "--sweep", "--minutes", "0.4"]
         Stage("check", ["recipes.mini.train_lm", "check", *data, *tokens, *check, *out], work).wait(deadline)

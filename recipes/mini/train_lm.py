@@ -21,39 +21,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from recipes.mini.config import mini_lm_config
+from recipes.mini.lm_align import follow
 from recipes.mini.lm_check import check
-from recipes.mini.lm_data import IGNORE, LMData, Plan, batches, build, disturb, load, plan
+from recipes.mini.lm_data import IGNORE, LMData, Plan, add_hints, batches, build, load, plan, silent_ids
+from recipes.mini.lm_step import Trainer, autocast, bucketed, loss_function
 from recipes.mini.schedule import Ema, Progress
 from recipes.mini.train_tokenizer import is_held_out
 from vivace.config import SpeechLMConfig
 from vivace.models.speech_lm import SpeechLM
 
 SMALLEST_SPEECH_TOKENS = 10
-
-
-def embed(lm: SpeechLM, ids: Tensor) -> Tensor:
-    """Text ids and speech rows in the joint numbering to ``[B, L, hidden]``."""
-    return F.embedding(ids, torch.cat([lm.embed_tokens.weight, lm.speech_embedding.weight]))
-
-
-def loss_of(lm: SpeechLM, ids: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy over the positions that have a target, in nats.
-
-    Smoothing spreads over the speech tokens and the end only. Over all rows it would teach the 197 special
-    rows that never occur, and resampling (which knows no nucleus) would then end sentences at random.
-    """
-    logits = lm.logits(lm(embed(lm, ids))).float()
-    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-    if smoothing == 0.0:
-        return plain
-    real = lm.config.speech_token_size
-    scores = logits.log_softmax(-1)[..., :real].mean(-1)
-    spread = -(scores * (targets != IGNORE)).sum() / (targets != IGNORE).sum()
-    return (1 - smoothing) * plain + smoothing * spread
+EMA_EVERY = 4
+WAIT_EVERY = 20
 
 
 def new_model(config: SpeechLMConfig, dropout: float, seed: int) -> SpeechLM:
@@ -110,32 +91,18 @@ class HeldOut:
     def losses(self, lm: SpeechLM) -> dict[str, float]:
         """Mean loss per target, by format."""
         lm.eval()
+        measure = loss_function(lm)
         out = {}
         for name, rows in self._plans.items():
             total, count = 0.0, 0
             for which in batches(self._data, rows, self._positions, np.random.default_rng(0)):
                 ids, targets = build(self._data, rows, which)
                 with autocast(ids.device):
-                    loss = loss_of(lm, ids, targets)
+                    loss = measure(ids, targets, None)
                 wanted = int((targets != IGNORE).sum())
                 total, count = total + float(loss) * wanted, count + wanted
             out[name] = round(total / max(1, count), 4)
         return out
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """bf16 on a GPU; plain float32 on the CPU."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
-def optimizer_for(lm: SpeechLM, rate: float, decay: float) -> torch.optim.AdamW:
-    """AdamW; norms, biases and embeddings do not decay."""
-    decayed, free = [], []
-    for name, weight in lm.named_parameters():
-        (decayed if weight.ndim == 2 and "embed" not in name else free).append(weight)
-    fused = next(lm.parameters()).is_cuda
-    groups = [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=fused)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -160,11 +127,23 @@ def train(args: argparse.Namespace) -> None:
         flush=True,
     )
     held_out = HeldOut(data, checking, args.positions)
-    optimizer, ema = optimizer_for(lm, args.rate, args.decay), Ema(lm, span=args.ema)
-    random, generator = np.random.default_rng(args.seed), torch.Generator(device).manual_seed(args.seed)
+    if args.recogniser:  # after the held-out rows were chosen, so that those are never cut
+        align(data, args.recogniser)
     torch.manual_seed(args.seed)
+    random = np.random.default_rng(args.seed)
     progress = Progress(args.minutes, args.steps, begun)
+    trainer = Trainer(
+        lm.train(),
+        data,
+        mode=args.mode,
+        decay=args.decay,
+        smoothing=args.smoothing,
+        most_noise=args.noise,
+        hint_share=args.hint_share,
+    )
+    ema = Ema(lm, span=args.ema / EMA_EVERY)
     best, epoch, checked = float("inf"), 0, time.monotonic()
+    since, printed = 0, time.monotonic()
 
     def look() -> None:
         nonlocal best, checked
@@ -179,18 +158,22 @@ def train(args: argparse.Namespace) -> None:
 
     while not progress.over():
         rows = plan(data, random.permutation(training), random)
-        for which in batches(data, rows, args.positions, random):
-            lm.train()
-            progress.set_rate(optimizer, args.rate)
-            ids, targets = build(data, rows, which)
-            with autocast(device):
-                loss = loss_of(lm, disturb(ids, config, args.noise, generator), targets, args.smoothing)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
-            optimizer.step()
-            ema.update(lm)
-            progress.step({"loss": loss.detach()})
+        trainer.new_plan(rows)
+        for which, width in bucketed(rows.totals(data), args.positions, random):
+            trainer.set_rate(progress.rate(args.rate))
+            trainer.step(torch.from_numpy(which).to(device), width)
+            progress.steps += 1
+            if progress.steps % EMA_EVERY == 0:
+                ema.update(lm)
+            # Only here does the host wait for the device, so that the clock is true.
+            if progress.steps % WAIT_EVERY == 0 or progress.steps <= 3:
+                since += trainer.steps_summed
+                mean = trainer.mean_loss()
+                if time.monotonic() - printed > 5:
+                    speed = since / (time.monotonic() - printed)
+                    done = f"{progress.fraction():6.1%} epoch {epoch} step {progress.steps}"
+                    print(f"{done} loss {mean:.4f} {speed:.1f} it/s {trainer.mode}", flush=True)
+                    since, printed = 0, time.monotonic()
             if progress.over():
                 break
             if time.monotonic() - checked > args.check_seconds:
@@ -200,6 +183,22 @@ def train(args: argparse.Namespace) -> None:
     save(args.out / "resume.pt", lm, {"steps": progress.steps, "epoch": epoch})
     print(
         f"{progress.steps} steps, {epoch} epochs, best {best:.4f}, {time.monotonic() - begun:.1f} s",
+        flush=True,
+    )
+
+
+def align(data: LMData, recogniser: Path) -> None:
+    """Hints from the recogniser; without them where it or the corpus does not allow them."""
+    begun = time.monotonic()
+    try:
+        space, marks = silent_ids()
+        places = follow(data, recogniser, space, frozenset(marks))
+        add_hints(data, places, [space, *marks])
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        print(f"lm: no hints ({type(error).__name__}: {error})", flush=True)
+        return
+    print(
+        f"lm: hints for {(places >= 0).mean():.1%} of the speech, {time.monotonic() - begun:.1f} s",
         flush=True,
     )
 
@@ -235,14 +234,19 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     command.add_argument("--steps", type=int, default=10**9, help="stop earlier, after so many steps")
     command.add_argument("--resume", type=Path, help="resume.pt or lm.pt to go on from")
     command.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
-    command.add_argument("--decay", type=float, default=0.05, help="weight decay")
+    command.add_argument("--decay", type=float, default=0.1, help="weight decay")
     command.add_argument("--dropout", type=float, default=0.2)
+    command.add_argument("--mode", choices=("compiled", "graph", "eager"), default="compiled")
+    command.add_argument(
+        "--recogniser", type=Path, help="tokenizer.pt, for hints which phoneme is said where"
+    )
+    command.add_argument("--hint-share", type=float, default=0.3, help="weight of the loss on the hints")
     command.add_argument("--noise", type=float, default=0.3, help="most of a row's speech tokens made random")
     command.add_argument("--smoothing", type=float, default=0.03)
-    command.add_argument("--positions", type=int, default=49_152, help="tokens in one step, padding included")
-    command.add_argument("--ema", type=float, default=400.0, help="steps that the average spans")
+    command.add_argument("--positions", type=int, default=32_768, help="tokens in one step, padding included")
+    command.add_argument("--ema", type=float, default=1500.0, help="steps that the average spans")
     command.add_argument(
-        "--check-seconds", type=float, default=15.0, help="between looks at the held-out loss"
+        "--check-seconds", type=float, default=20.0, help="between looks at the held-out loss"
     )
     command.add_argument("--seed", type=int, default=1)
     command.set_defaults(run=train)
