@@ -53,11 +53,9 @@ def variants() -> list[Variant]:
     )  # fmt: skip
     return [
         Variant("tf32", plain),
-        Variant("tf32 streams", replace(plain, streams=8)),
-        Variant("bf16 streams", replace(plain, bf16=True, streams=8)),
+        Variant("batch 24", plain, batch=24),
+        Variant("tf32, snake step by step", replace(plain, fused_snake=False)),
         Variant("bf16", replace(plain, bf16=True)),
-        Variant("bf16 compiled streams", replace(plain, bf16=True, compiled=True, streams=8)),
-        Variant("tf32 compiled streams", replace(plain, compiled=True, streams=8)),
         Variant(
             "first run's generator and batch", Speed(channels_last=False, fused=False),
             Crop(kept=41, before=3, judged=41), 32, first_run,
@@ -115,7 +113,7 @@ def parts(training: Training) -> dict[str, Callable[[], Losses]]:
         return {"loss": loss.detach()}
 
     def spectral() -> Losses:
-        loss = training.spectral(made, batch.samples, training.lanes)
+        loss = training.spectral(made, batch.samples)
         torch.autograd.grad(loss, made)
         return {"loss": loss.detach()}
 
@@ -151,7 +149,7 @@ def measure(variant: Variant, device: torch.device, with_parts: bool) -> tuple[f
     initialise(model)
     batch = random_batch(variant, model.m_source.harmonics, device)
     training = Training(model, batch, 1e-4, variant.speed, variant.crop)
-    training.set_rate(0.1)
+    training.set_rate(0.1, 1000, 1000)
     spectral, adversarial = recorded(training.step_spectral), recorded(training.step_adversarial)
     ready = time.monotonic() - begun
     times = milliseconds(spectral), milliseconds(adversarial)
@@ -191,7 +189,7 @@ def main() -> None:
             continue
         torch.cuda.reset_peak_memory_stats()
         try:
-            taken, step = measure(variant, device, with_parts=index in (0, 2))
+            taken, step = measure(variant, device, with_parts=index == 0)
         except Exception:
             traceback.print_exc()
             torch.cuda.synchronize()

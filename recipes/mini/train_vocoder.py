@@ -36,7 +36,7 @@ from recipes.mini.corpus import Corpus
 from recipes.mini.mel_gpu import HOP, RATE, FlatSpeech, log_mel
 from recipes.mini.pitch_gpu import track
 from recipes.mini.schedule import Ema, Progress
-from recipes.mini.vocoder_fast import FastGenerator, Lanes, Speed
+from recipes.mini.vocoder_fast import FastGenerator, Speed
 from recipes.mini.vocoder_losses import (
     Discriminators,
     Features,
@@ -61,6 +61,7 @@ ADVERSARIAL, MATCHING = 0.5, 0.8
 JUDGE_RATE = 0.6
 """The discriminators learn slower than the generator."""
 
+RISE_STEPS = 200
 Losses = dict[str, Tensor]
 
 
@@ -178,8 +179,7 @@ class Training:
         device = batch.mel.device
         self.model, self.batch = model, batch
         self.speed, self.crop = speed or Speed(), crop or Crop()
-        self.lanes = Lanes(self.speed.streams if device.type == "cuda" else 0)
-        self.fast = FastGenerator(model, self.speed, self.lanes)
+        self.fast = FastGenerator(model, self.speed)
         self.discriminators = Discriminators().to(device)
         self.spectral = SpectralLoss().to(device)
         pitch = list(model.f0_predictor.parameters())
@@ -189,7 +189,6 @@ class Training:
             self._adam([(pitch, F0_RATE), (rest, 1.0)]),
             self._adam([(list(self.discriminators.parameters()), JUDGE_RATE)]),
         ]
-        self.adversarial_weight = torch.tensor(ADVERSARIAL, device=device)
 
     def _adam(self, parts: list[tuple[list[nn.Parameter], float]]) -> torch.optim.AdamW:
         """One group per part; the second number multiplies the learning rate."""
@@ -210,11 +209,11 @@ class Training:
             capturable=on_gpu, foreach=on_gpu and not fused, fused=fused,
         )  # fmt: skip
 
-    def set_rate(self, done: float) -> None:
-        """A short rise, then half a cosine; ``done`` is the share of the run that is over."""
-        rise = min(1.0, (done + 1e-3) / 0.02)
+    def set_rate(self, done: float, steps: int, judge_steps: int) -> None:
+        """A short rise for each network, then half a cosine; ``done`` is the share of the run that is over."""
         fall = 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
-        for optimizer in self.optimizers:
+        for optimizer, own_steps in zip(self.optimizers, (steps, judge_steps), strict=True):
+            rise = min(1.0, (own_steps + 1) / RISE_STEPS)
             for group in optimizer.param_groups:
                 group["lr"].fill_(self.lr * group["share"] * rise * fall)
 
@@ -235,14 +234,10 @@ class Training:
         return ((predicted - true).abs() * weight).mean() / 100.0
 
     def judge(self, samples: Tensor) -> list[Features]:
-        """What every discriminator makes of the samples, each on a stream of its own."""
+        """What every discriminator makes of the samples."""
         device = samples.device.type
-
-        def job(one: nn.Module) -> Callable[[], Features]:
-            return lambda: cast(Features, one(samples))
-
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-            return self.lanes.run([job(one) for one in self.discriminators.all()], [samples])
+            return cast(list[Features], self.discriminators(samples))
 
     def judged(self, samples: Tensor) -> Tensor:
         """The end of the crop: there the generator knows most of the past."""
@@ -250,36 +245,39 @@ class Training:
 
     def step_spectral(self) -> Losses:
         made = self.generate()
-        spectral, f0 = self.spectral(made, self.batch.samples, self.lanes), self.f0_loss()
-        self._update(0, spectral + f0)
+        spectral, f0 = self.spectral(made, self.batch.samples), self.f0_loss()
+        self._gradients(0, spectral + f0)
+        self.optimizers[0].step()
         return {"spectral": spectral.detach(), "f0": f0.detach()}
 
     def step_adversarial(self) -> Losses:
         made, true = self.generate(), self.batch.samples
-        both = self.judge(torch.cat((self.judged(true), self.judged(made).detach())))
-        verdicts = [features[-1].chunk(2) for features in both]
-        blame = discriminator_loss([v[0] for v in verdicts], [v[1] for v in verdicts])
-        self._update(1, blame)
-        spectral, f0 = self.spectral(made, true, self.lanes), self.f0_loss()
-        # The features of true speech are those from before the update; that saves a fourth pass.
-        wanted = [[feature.detach().chunk(2)[0] for feature in features] for features in both]
-        fooled, matching = generator_losses(wanted, self.judge(self.judged(made)))
-        self._update(0, spectral + f0 + self.adversarial_weight * fooled + MATCHING * matching)
+        # One pass serves both sides, which therefore move at the same time.
+        both = self.judge(torch.cat((self.judged(true), self.judged(made))))
+        wanted = [[feature.chunk(2)[0] for feature in features] for features in both]
+        found = [[feature.chunk(2)[1] for feature in features] for features in both]
+        blame = discriminator_loss([f[-1] for f in wanted], [f[-1] for f in found])
+        self._gradients(1, blame, keep=True)
+        spectral, f0 = self.spectral(made, true), self.f0_loss()
+        fooled, matching = generator_losses([[one.detach() for one in row] for row in wanted], found)
+        self._gradients(0, spectral + f0 + ADVERSARIAL * fooled + MATCHING * matching)
+        for optimizer in self.optimizers:
+            optimizer.step()
         losses = {"spectral": spectral, "f0": f0, "blame": blame, "fooled": fooled, "match": matching}
         return {name: loss.detach() for name, loss in losses.items()}
 
-    def _update(self, which: int, loss: Tensor) -> None:
-        optimizer = self.optimizers[which]
-        groups = optimizer.param_groups
-        # Only these gradients: the generator's loss also reaches the discriminators.
-        gradients = torch.autograd.grad(loss, [p for group in groups for p in group["params"]])
+    def _gradients(self, which: int, loss: Tensor, keep: bool = False) -> None:
+        """Give the parameters of one optimiser their limited gradients; ``keep`` the graph for the other."""
+        groups = self.optimizers[which].param_groups
+        # Only these gradients: either loss also reaches the other network.
+        parameters = [p for group in groups for p in group["params"]]
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=keep)
         rest = iter(gradients)
         for group in groups:
             own = [next(rest).contiguous() for _ in group["params"]]
             limit_norm(own, group["usual"])
             for parameter, gradient in zip(group["params"], own, strict=True):
                 parameter.grad = gradient
-        optimizer.step()
 
 
 def limit_norm(gradients: list[Tensor], usual: Tensor, most: float = 2.5) -> None:
@@ -451,6 +449,7 @@ def run(args: argparse.Namespace, begun: float) -> None:
     device = torch.device(args.device)
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 6  # of the kernels that might be best; each one tried costs time
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     args.out.mkdir(parents=True, exist_ok=True)
     crop = Crop(kept=args.kept, judged=min(args.judged, args.kept))
@@ -462,12 +461,12 @@ def run(args: argparse.Namespace, begun: float) -> None:
     initialise(model)
     harmonics = model.m_source.harmonics
     batch = make_batch(speech, args.batch, harmonics, 1.0, 0.0)
-    speed = Speed(args.channels_last, args.bf16, args.compiled, args.streams, args.fused)
+    speed = Speed(args.channels_last, args.bf16, args.fused_snake, args.fused)
     training = Training(model, batch, args.lr * (0.6 if args.resume else 1.0), speed, crop)
     ema = WeightMean(model, span=1000.0)
     steps_before = load_all(args.resume, training, ema.ema) if args.resume else 0
 
-    training.set_rate(0.0)
+    training.set_rate(0.0, 0, 0)
     spectral, adversarial = training.step_spectral, training.step_adversarial
     if args.graphs:
         # Both now, so that a device where recording fails loses no training.
@@ -475,15 +474,15 @@ def run(args: argparse.Namespace, begun: float) -> None:
         print(f"both steps recorded, {time.monotonic() - begun:.1f} s", flush=True)
     progress = Progress(max(args.minutes - RESERVE_S / 60, 0.02), args.steps, begun)
     resumed = args.resume is not None
-    warm = 0.0 if resumed else progress.fraction() + args.warm
-    joined, saved = False, time.monotonic()
+    warm = 0.0 if resumed else args.warm
+    joined, joined_at, saved, start = False, 0, time.monotonic(), min(progress.fraction(), 0.9)
     while not progress.over():
-        done = progress.fraction()
-        training.set_rate(done)
+        done = (progress.fraction() - start) / (1.0 - start)  # without loading and recording
+        training.set_rate(done, progress.steps, progress.steps - joined_at if joined else 0)
         late = 1.0 if resumed else min(1.0, max(0.0, 2.5 * done - 1.0))
         batch.copy_from(make_batch(speech, args.batch, harmonics, 1.0 - late, 0.4 * late))
         if not joined and done >= warm:
-            joined = True
+            joined, joined_at = True, progress.steps
             print(f"discriminators join; {evaluate(ema.model, speech, None, 4)}", flush=True)
         losses = adversarial() if joined else spectral()
         ema.update()
@@ -514,13 +513,12 @@ def main() -> None:
     parser.add_argument("--no-graphs", dest="graphs", action="store_false")
     parser.add_argument("--no-channels-last", dest="channels_last", action="store_false")
     parser.add_argument("--bf16", action="store_true", help="generator's convolutions in bfloat16")
-    parser.add_argument("--compiled", action="store_true", help="snake activations by torch.compile")
-    parser.add_argument("--streams", type=int, default=0, help="for blocks and discriminators side by side")
+    parser.add_argument("--no-fused-snake", dest="fused_snake", action="store_false")
     parser.add_argument("--no-fused", dest="fused", action="store_false", help="AdamW kernel by kernel")
     parser.add_argument("--safe", action="store_true", help="none of the risky choices but graphs")
     args = parser.parse_args()
     if args.safe:
-        args.compiled, args.streams, args.fused = False, 0, False
+        args.fused_snake = args.fused = False
     args.graphs = args.graphs and args.device.startswith("cuda")
     begun = time.monotonic()
     try:
@@ -531,7 +529,7 @@ def main() -> None:
         # A recording that failed may leave the device's state unusable, so a new process goes on. What is risky
         # goes first (``--safe``), then the graphs.
         traceback.print_exc()
-        safe = "--safe" in sys.argv or not (args.compiled or args.streams or args.fused)
+        safe = "--safe" in sys.argv or not (args.fused_snake or args.fused)
         print(f"{error}; once more {'without graphs' if safe else 'with graphs only'}", flush=True)
         left = args.minutes - (time.monotonic() - begun) / 60
         again = [*sys.argv[1:], "--no-graphs" if safe else "--safe", "--minutes", f"{max(left, 0.5):.2f}"]

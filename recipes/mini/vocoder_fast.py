@@ -1,16 +1,14 @@
 """The generator's forward pass for training on a GPU: the same numbers as ``CausalHiFT.forward``, laid out for speed.
 
 Signals are ``[B, T, C]``. Convolutions run as two-dimensional ones of height 1 in channels-last layout, which
-cuDNN's tensor-core kernels take without transposing; blocks that do not depend on each other may run on streams
-of their own, because one of them does not fill the device. Works on the CPU too (for tests).
+cuDNN's tensor-core kernels take without transposing, and a snake activation is one kernel. Works on the CPU too
+(for tests).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from typing import TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +19,6 @@ from vivace.models.hift import CausalHiFT
 from vivace.models.hift_blocks import ResBlock
 from vivace.models.source import NoiseSource
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True)
 class Speed:
@@ -32,53 +28,99 @@ class Speed:
     """False: the model's own ``forward``."""
     bf16: bool = False
     """Convolutions of the generator in bfloat16 instead of TF32; the residual signal stays float32."""
-    compiled: bool = False
-    """Snake activations fused by ``torch.compile``."""
-    streams: int = 0
-    """Streams for independent blocks and discriminators; 0: one after the other."""
+    fused_snake: bool = True
+    """Snake activations as one kernel, where that works."""
     fused: bool = True
     """One kernel for AdamW."""
 
 
-class Lanes:
-    """Runs independent jobs on streams of their own, or simply one after the other."""
-
-    def __init__(self, count: int) -> None:
-        self.streams = [torch.cuda.Stream() for _ in range(count)]
-
-    def run(self, jobs: Sequence[Callable[[], Result]], inputs: Sequence[Tensor]) -> list[Result]:
-        """Results in the order of the jobs; ``inputs`` are the tensors made outside that the jobs read."""
-        if not self.streams:
-            return [job() for job in jobs]
-        main = torch.cuda.current_stream()
-        used = self.streams[: len(jobs)]
-        for stream in used:
-            stream.wait_stream(main)
-            for value in inputs:
-                value.record_stream(stream)
-        results = []
-        for job, stream in zip(jobs, cycle(used), strict=False):
-            with torch.cuda.stream(stream):
-                results.append(job())
-        for stream in used:
-            main.wait_stream(stream)
-        for tensor in _tensors(results):
-            tensor.record_stream(main)
-        return results
+_FORWARD = """
+template <typename T> T snake(T x, T alpha) {
+    T sine = sin(alpha * x);
+    return x + sine * sine / (alpha + T(1e-9));
+}
+"""
+_BACKWARD = """
+template <typename T> void snake_gradients(T x, T alpha, T given, T& to_x, T& to_alpha) {
+    T angle = alpha * x;
+    T sine = sin(angle);
+    T both = T(2) * sine * cos(angle);
+    T inverse = T(1) / (alpha + T(1e-9));
+    to_x = given * (T(1) + both);
+    to_alpha = given * inverse * (x * both - sine * sine * inverse);
+}
+"""
 
 
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return []
+class SnakeKernels:
+    """Snake and its gradients, each as one kernel on a GPU (compiled by NVRTC), or step by step."""
+
+    def __init__(self, fused: bool) -> None:
+        self.fused = fused
+        if fused:
+            jiterator = torch.cuda.jiterator
+            self._forward = jiterator._create_jit_fn(_FORWARD)
+            self._backward = jiterator._create_multi_output_jit_fn(_BACKWARD, 2)
+
+    def forward(self, x: Tensor, alpha: Tensor) -> Tensor:
+        if self.fused:
+            return cast(Tensor, self._forward(x, alpha))
+        sine = torch.sin(x * alpha)
+        return torch.addcmul(x, sine / (alpha + 1e-9), sine)
+
+    def gradients(self, x: Tensor, alpha: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``x`` and, for every element, of ``alpha``."""
+        if self.fused:
+            to_x, to_alpha = self._backward(x, alpha, given)
+            return to_x, to_alpha
+        angle = alpha * x
+        sine, inverse = angle.sin(), 1.0 / (alpha + 1e-9)
+        both = 2.0 * sine * angle.cos()
+        return given * (1.0 + both), given * inverse * (x * both - sine * sine * inverse)
+
+    @classmethod
+    def best(cls, device: torch.device) -> SnakeKernels:
+        """Fused on a GPU if the fused kernels work there and give the right numbers."""
+        plain = cls(False)
+        if device.type != "cuda":
+            return plain
+        try:
+            fused = cls(True)
+            x = torch.randn(3, 50, 24, device=device)
+            given = F.pad(torch.randn(3, 50, 24, device=device), (0, 0, 4, 0))[:, 4:]
+            alpha = 0.5 + torch.rand(24, device=device)
+            expected = plain.forward(x, alpha), *plain.gradients(x, alpha, given)
+            made = fused.forward(x, alpha), *fused.gradients(x, alpha, given)
+            for one, other in zip(made, expected, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        except Exception as error:
+            print(f"snake without fused kernels: {error}", flush=True)
+            return plain
+        print("snake with fused kernels", flush=True)
+        return fused
 
 
-def snake_pad(x: Tensor, alpha: Tensor, context: int, dtype: torch.dtype) -> Tensor:
+class SnakePad(torch.autograd.Function):
     """Snake of ``[B, T, C]``, in ``dtype``, after ``context`` zero steps."""
-    sine = torch.sin(x * alpha)
-    return F.pad(torch.addcmul(x, sine / (alpha + 1e-9), sine).to(dtype), (0, 0, context, 0))
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, alpha: Tensor, context: int, dtype: torch.dtype, kernels: SnakeKernels
+    ) -> Tensor:
+        ctx.save_for_backward(x, alpha)
+        ctx.context, ctx.kernels = context, kernels
+        batch, steps, channels = x.shape
+        y = torch.empty(batch, context + steps, channels, dtype=dtype, device=x.device)
+        y[:, :context].zero_()
+        y[:, context:].copy_(kernels.forward(x, alpha))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, alpha = ctx.saved_tensors
+        given = given[:, ctx.context :].to(x.dtype)
+        to_x, to_alpha = ctx.kernels.gradients(x, alpha, given)
+        return to_x, to_alpha.sum(dim=(0, 1)), None, None, None
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, dilation: int = 1) -> Tensor:
@@ -92,14 +134,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype,
 class FastGenerator:
     """Computes ``model(mel, f0, noise)`` in training mode."""
 
-    def __init__(self, model: CausalHiFT, speed: Speed, lanes: Lanes) -> None:
-        self.model, self.lanes = model, lanes
+    def __init__(self, model: CausalHiFT, speed: Speed) -> None:
+        self.model = model
         self.dtype = torch.bfloat16 if speed.bf16 else torch.float32
-        self.snake_pad = snake_pad
-        if speed.compiled:
-            # One variant for each width, data type and layout.
-            torch._dynamo.config.recompile_limit = 64
-            self.snake_pad = torch.compile(snake_pad, dynamic=True)
+        device = model.conv_post.weight.device
+        self.kernels = SnakeKernels.best(device) if speed.fused_snake else SnakeKernels(False)
 
     def __call__(self, mel: Tensor, f0: Tensor, noise: NoiseSource) -> Tensor:
         """``[B, 80, T]``, ``[B, T]`` to samples ``[B, T * 480]``, not limited."""
@@ -116,7 +155,7 @@ class FastGenerator:
             down, own = model.source_downs[stage], cast(ResBlock, model.source_resblocks[stage])
             x = x + self._block(self._down(spectrum, down), own)
             blocks = [cast(ResBlock, b) for b in model.resblocks[stage * count : (stage + 1) * count]]
-            x = self._sum(x, blocks) / count
+            x = sum((self._block(x, block) for block in blocks[1:]), self._block(x, blocks[0])) / count
         post = model.conv_post
         x = F.pad(F.leaky_relu(x, 0.01), (0, 0, post.context, 0))
         more = -post.out_channels % 8  # outputs of zero make the count even enough for tensor cores
@@ -124,21 +163,14 @@ class FastGenerator:
         x = convolve(x, weight, bias, torch.float32)[..., : post.out_channels].transpose(1, 2)
         return model._limit(model.fourier.synthesise(model._spectrum(x)))
 
-    def _sum(self, x: Tensor, blocks: list[ResBlock]) -> Tensor:
-        def job(block: ResBlock) -> Callable[[], Tensor]:
-            return lambda: self._block(x, block)
-
-        parts = self.lanes.run([job(block) for block in blocks], [x])
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
     def _block(self, x: Tensor, block: ResBlock) -> Tensor:
         for snake1, conv1, snake2, conv2 in block._pairs():
-            y = self._causal(self.snake_pad(x, snake1.alpha, conv1.context, self.dtype), conv1)
-            x = x + self._causal(self.snake_pad(y, snake2.alpha, conv2.context, self.dtype), conv2)
+            y = self._causal(self._snake(x, snake1.alpha, conv1), conv1)
+            x = x + self._causal(self._snake(y, snake2.alpha, conv2), conv2)
         return x
+
+    def _snake(self, x: Tensor, alpha: Tensor, conv: CausalConv1d) -> Tensor:
+        return cast(Tensor, SnakePad.apply(x.float(), alpha, conv.context, self.dtype, self.kernels))
 
     def _causal(self, padded: Tensor, conv: CausalConv1d) -> Tensor:
         return convolve(padded, conv.weight, conv.bias, self.dtype, conv.dilation[0])

@@ -8,7 +8,6 @@ are multiples of 8, first layers that see several samples or bins at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -17,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from recipes.mini.mel_gpu import slaney_filters
-from recipes.mini.vocoder_fast import Lanes
 
 Features = list[Tensor]
 _SLOPE = 0.1
@@ -148,11 +146,9 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"window{n_fft}", torch.hann_window(n_fft), persistent=False)
             self.register_buffer(f"mel{n_fft}", slaney_filters(bins, n_fft).T.contiguous(), persistent=False)
 
-    def forward(self, made: Tensor, true: Tensor, lanes: Lanes | None = None) -> Tensor:
+    def forward(self, made: Tensor, true: Tensor) -> Tensor:
         """``[B, L]`` each."""
-        lanes = lanes or Lanes(0)
-        jobs = [partial(self._one, n_fft, made, true) for n_fft, _ in self.scales]
-        return torch.stack(lanes.run(jobs, [made, true])).mean()
+        return torch.stack([self._one(n_fft, made, true) for n_fft, _ in self.scales]).mean()
 
     def _one(self, n_fft: int, made: Tensor, true: Tensor) -> Tensor:
         size_made, mel_made = self._logs(n_fft, made)
