@@ -11,11 +11,13 @@ import torch
 from vivace.config import SamplingConfig, SpeechLMConfig
 from vivace.datatypes import SamplingParams
 from vivace.engine.sampler import (
+    OneRow,
     SamplingRows,
     TokenKind,
     allowed_tokens,
     nucleus,
     sample,
+    sample_one,
     uniforms,
 )
 
@@ -236,3 +238,53 @@ def test_window_lengths_differ_per_row():
     ids, _ = sample(logits, rows, positions(3), recent)
     assert ids[:2].tolist() == [8, 8]
     assert ids[2] != 8
+
+
+@pytest.mark.parametrize("group", ["plain", "streamed", "wide"])
+def test_one_row_draws_what_the_rows_together_draw(group):
+    """Equal in every draw: resampled, masked, greedy, with and without a window."""
+    generator = torch.Generator().manual_seed(1)
+    count, vocab = 600, CONFIG.num_speech_rows
+    logits = torch.randn(count, vocab, generator=generator) * 3
+    logits[::7] = logits[::7].round()  # ties
+    recent = torch.randint(0, 6, (count, 10), generator=generator)
+    recent[:, 0] = logits[:, :20].argmax(-1)
+    settings = {"plain": (0.8, 25, 10, 0.1), "streamed": (0.5, 4, 5, 0.3), "wide": (1.0, 300, 0, 0.1)}[group]
+    params = [
+        SamplingParams(
+            seed=s * 7919,
+            top_p=settings[0],
+            top_k=settings[1],
+            win_size=settings[2],
+            tau_r=settings[3],
+            temperature=(1.0, 0.7, 0.0)[s % 3],
+        )
+        for s in range(count)
+    ]
+    rows = SamplingRows.from_params(params, DEFAULTS)
+    kinds = torch.arange(count) % len(TokenKind)
+    allowed = allowed_tokens(CONFIG)[kinds]
+    places = torch.arange(count) * (1 << 41)
+    want, ok = sample(logits, rows, places, recent, allowed)
+    assert ok.all()
+    for row in range(count):
+        one = OneRow.of(SamplingRows.from_params([params[row]], DEFAULTS))
+        before = logits[row].clone()
+        got = sample_one(logits[row], one, int(places[row]), recent[row].tolist(), allowed[row])
+        assert got == want[row]
+        assert torch.equal(before, logits[row])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_one_row_refuses_what_the_rows_together_refuse(bad):
+    one = OneRow.of(make_rows(1))
+    logits = torch.zeros(CONFIG.num_speech_rows)
+    logits[3] = bad
+    assert sample_one(logits, one, 0, []) is None
+    assert sample_one(torch.full_like(logits, -torch.inf), one, 0, []) is None
+    hidden = torch.ones_like(logits, dtype=torch.bool)
+    hidden[3] = False
+    assert sample_one(logits, one, 0, [], hidden) is not None
+    only = torch.full_like(logits, -torch.inf)
+    only[5] = 0.0
+    assert sample_one(only, one, 0, [5] * 10) == 5  # nothing else could be drawn

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from vivace.datatypes import FinishReason, SamplingParams
 from vivace.engine.interleave import Action, Done, Feed, Interleaver, Piece, WaitForText
-from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
+from vivace.engine.sampler import OneRow, SamplingRows, TokenKind, allowed_tokens, sample, sample_one
 from vivace.errors import SynthesisError
+from vivace.models.lm_single import SingleStep
 from vivace.models.speech_lm import SpeechLM
 
 SEGMENT_STRIDE = 1 << 40
 """Distance of the sampling positions of two segments of one request, so that no draw is used twice."""
+
+
+_NOT_FINITE = "the speech LM gave values that are not finite; the weights may be damaged"
 
 
 class PlainSequence:
@@ -77,7 +81,10 @@ class LMSession:
         self._max_tokens = max_tokens
         self._device = lm.llm_decoder.weight.device
         self._rows = SamplingRows.from_params([sampling], lm.config.sampling, self._device)
-        self._window = max(1, int(self._rows.win_size[0]))
+        self._row = OneRow.of(self._rows)
+        self._window = max(1, self._row.win_size)
+        self._on_cpu = self._device.type == "cpu"
+        self._single = SingleStep(lm) if SingleStep.fits(lm) else None
         self._allowed = allowed_tokens(lm.config, self._device)
         self._offset = (segment * 4 + attempt) * SEGMENT_STRIDE
         self._cache = lm.new_cache(1, capacity=512)
@@ -125,16 +132,30 @@ class LMSession:
         return TokenKind.ANY if self._plain else TokenKind.SPEECH_OR_EOS
 
     def _sample(self, action: Feed) -> int:
-        hidden = self._lm(self._embed(action.pieces), self._cache)
-        logits = self._lm.logits(hidden[:, -1]).float()
-        history = self._sequence.history
+        logits = self._logits(action.pieces)
+        history, allowed = self._sequence.history, self._allowed[self._kind(action)]
+        place = self._offset + len(history)
+        if self._on_cpu:
+            drawn = sample_one(logits, self._row, place, history, allowed)
+            if drawn is None:
+                raise SynthesisError(_NOT_FINITE)
+            return drawn
         last = history[-self._window :]
         recent = torch.tensor([[-1] * (self._window - len(last)) + last], device=self._device)
-        position = torch.tensor([self._offset + len(history)], device=self._device)
-        token, ok = sample(logits, self._rows, position, recent, self._allowed[self._kind(action)][None])
+        position = torch.tensor([place], device=self._device)
+        token, ok = sample(logits[None], self._rows, position, recent, allowed[None])
         if not bool(ok):
-            raise SynthesisError("the speech LM gave values that are not finite; the weights may be damaged")
+            raise SynthesisError(_NOT_FINITE)
         return int(token)
+
+    def _logits(self, pieces: Sequence[Piece]) -> Tensor:
+        """Feed ``pieces``; float32 scores ``[rows]`` of the next token."""
+        first = pieces[0]
+        is_single = len(pieces) == 1 and len(first.ids) == 1 and first.kind == "speech"
+        if self._single is not None and is_single and self._cache.length:
+            return torch.from_numpy(self._single.logits(first.ids[0], self._cache))
+        hidden = self._lm(self._embed(pieces), self._cache)
+        return self._lm.logits(hidden[0, -1]).float()
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
         parts = []

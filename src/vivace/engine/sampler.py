@@ -10,6 +10,9 @@ device, on the batch or on what was drawn before, so the same request gives the 
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -206,3 +209,85 @@ def sample(
     drawn = torch.where(again, second, first)
     drawn = torch.where(greedy, likeliest, drawn)
     return torch.where(ok, drawn, 0), ok
+
+
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """Settings of a single row as plain numbers, for ``sample_one``."""
+
+    seed: int
+    top_p: float
+    top_k: int
+    win_size: int
+    tau_r: float
+    temperature: float
+
+    @classmethod
+    def of(cls, rows: SamplingRows) -> OneRow:
+        """The first row."""
+        return cls(
+            int(rows.seeds[0]),
+            float(rows.top_p[0]),
+            int(rows.top_k[0]),
+            int(rows.win_size[0]),
+            float(rows.tau_r[0]),
+            float(rows.temperature[0]),
+        )
+
+
+def _mix_one(x: int) -> int:
+    x = (x ^ (x >> 30)) * _MULTIPLIER_1 % _INT64
+    x = (x ^ (x >> 27)) * _MULTIPLIER_2 % _INT64
+    return x ^ (x >> 31)
+
+
+def _uniform(seed: int, position: int, draw: int) -> float:
+    """One of ``uniforms``."""
+    state = _mix_one((seed + _GOLDEN) % _INT64)
+    state = _mix_one((state + (position + 1) * _POSITION) % _INT64)
+    state = _mix_one((state + (draw + 1) * _DRAW) % _INT64)
+    return float(state >> 16) * 2.0**-48
+
+
+def sample_one(
+    logits: Tensor, row: OneRow, position: int, history: Sequence[int], allowed: Tensor | None = None
+) -> int | None:
+    """What ``sample`` draws for one row, to the last bit, with a tenth of the work on a CPU.
+
+    Args:
+        logits: ``[vocab]`` on the CPU. allowed: bool ``[vocab]``.
+        history: decoded tokens, newest last; all, or at least ``win_size`` of them.
+
+    Returns:
+        The token; None where ``sample`` is not ok.
+    """
+    scores = logits.float()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    # NaN and infinities come through the maximum.
+    if not math.isfinite(float(scores.max())):
+        return None
+    if row.temperature <= 0:
+        return int(scores.argmax())
+    if row.temperature != 1.0:
+        scores = scores / torch.tensor(row.temperature)
+    probs, ids = scores.softmax(dim=-1).sort(descending=True, stable=True)
+    probs, ids = probs[: max(1, row.top_k)], ids[: max(1, row.top_k)]
+    before = (probs.cumsum(dim=-1) - probs).tolist()
+    running: list[float] = []
+    total = 0.0
+    for weight, sum_before in zip(probs.tolist(), before, strict=True):
+        if not running or sum_before < row.top_p:
+            total += weight
+        running.append(total)
+    target = _uniform(row.seed, position, NUCLEUS_DRAW) * total
+    first = int(ids[bisect_right(running, target, hi=len(running) - 1)])
+    repeats = history[-row.win_size :].count(first) if row.win_size > 0 else 0
+    if row.win_size <= 0 or repeats < row.win_size * row.tau_r:
+        return first
+    rest = scores.clone()
+    rest[first] = -torch.inf
+    if not math.isfinite(float(rest.max())):
+        return first
+    uniform = torch.tensor([_uniform(row.seed, position, RESAMPLING_DRAW)], dtype=torch.float64)
+    return int(_draw(rest.softmax(dim=-1)[None], uniform))

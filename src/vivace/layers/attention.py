@@ -57,6 +57,11 @@ class KeyValueCache:
         """Positions that fit before the storage grows."""
         return self._storage.shape[4]
 
+    @property
+    def storage(self) -> Tensor:
+        """Everything, ``[layers, keys and values, B, kv_heads, capacity, head_dim]``; ``length`` positions count."""
+        return self._storage
+
     def reserve(self, extra: int) -> None:
         """Make room for ``extra`` more positions; what is stored stays."""
         needed = self.length + extra
