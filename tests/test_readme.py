@@ -26,6 +26,8 @@ SPAN = re.compile(r"`([^`\n]+)`")
 OWN_FOLDERS = ("docs/", "src/", "recipes/", "tests/")
 """Paths in the repository are written from its root; other folders are those of models and users."""
 
+OF_RECIPES = {"--out", "--device"}
+
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(page, text) of each fenced block of a language."""
@@ -97,9 +99,20 @@ def test_a_wrong_command_would_be_found(line):
 
 def test_options_named_alone_exist():
     named = {word for _, text in spans() if text.startswith("--") for word in text.split()}
-    own = {word for word in named if word.startswith("--")} - {"--minutes", "--resume", "--model", "--wavs"}
+    own = {word for word in named if word.startswith("--")} - OF_RECIPES
     assert own
     assert own <= all_options()
+
+
+def test_commands_of_the_recipes_exist():
+    """Modules by name, and every option by its place in the module's source."""
+    lines = "\n".join(text.replace("\\\n", " ") for _, text in blocks("bash") + spans())
+    calls = re.findall(r"python3? -m (recipes\.[\w.]+)([^\n#]*)", lines)
+    assert len(calls) > 8
+    for module, arguments in calls:
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        for option in re.findall(r"--[\w-]+", arguments.replace("--help", "")):
+            assert f'"{option}"' in source, f"{module} {option}"
 
 
 def test_make_targets_exist():

@@ -1,7 +1,8 @@
 """Builds the embedded model's pronouncing lexicon from the CMU Pronouncing Dictionary (with stress).
 
 The dictionary comes from the npm package ``cmu-pronouncing-dictionary`` (``npm pack`` gives its .tgz); its licence
-is in ``LICENSE-notes.md``. Only the first pronunciation of a word is kept, and of possessives only the irregular.
+is in ``src/vivace/assets/mini/LICENSES.md``. Only the first pronunciation of a word is kept, regular possessives are
+dropped and a few entries changed (``OVERRIDES``).
 
     python -m recipes.mini.build_lexicon cmu-pronouncing-dictionary-3.0.0.tgz --out src/vivace/assets/mini/lexicon.xz
     python -m recipes.mini.build_lexicon cmu-pronouncing-dictionary-3.0.0.tgz --check   # held-out accuracy
