@@ -20,7 +20,7 @@ for each text token; 1.37 for the fastest utterance. A group brings 1.2, so even
 """
 
 
-SAMPLING = SamplingConfig(top_p=0.6, top_k=10, win_size=10, tau_r=0.5)
+SAMPLING = SamplingConfig(top_p=0.4, top_k=10, win_size=10, tau_r=0.7)
 """The model's own sampling, milder than the official one.
 
 With few codes at 25 a second a sound that lasts repeats its code: about a third of the tokens equal one of the

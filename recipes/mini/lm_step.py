@@ -69,6 +69,7 @@ def loss_function(
     """A function from inputs, targets ``[B, L]`` and hints ``[B, L, n]`` (see ``lm_data``) to the loss."""
     layer_, head_, hint_ = run_layer, head_loss, hint_loss
     if compiled:
+        torch._dynamo.config.recompile_limit = 32
         layer_ = torch.compile(run_layer, dynamic=True)
         head_ = torch.compile(head_loss, dynamic=True)
         hint_ = torch.compile(hint_loss, dynamic=True)
@@ -244,6 +245,12 @@ class Trainer:
         graph.replay()
 
 
+def rows_of(positions: int, width: int) -> int:
+    """How many rows a batch has: a multiple of 8 where it can be, so that the compiler meets few kinds of shapes."""
+    count = positions // width
+    return max(1, count if count < 8 else count - count % 8)
+
+
 def bucketed(
     totals: np.ndarray, positions: int, random: np.random.Generator, widths: Sequence[int] = WIDTHS
 ) -> Iterator[tuple[np.ndarray, int]]:
@@ -258,13 +265,13 @@ def bucketed(
     left = np.zeros(0, dtype=np.int64)
     for index, width in enumerate(widths):
         rows = np.concatenate([left, random.permutation((place == index).nonzero()[0])])
-        count = max(1, positions // width)
+        count = rows_of(positions, width)
         full = len(rows) // count * count
         parts += [(batch, width) for batch in rows[:full].reshape(-1, count)]
         left = rows[full:]
     if len(left):
         longest = int(np.searchsorted(np.array(widths), totals[left].max()))
-        count = max(1, positions // widths[longest])
+        count = rows_of(positions, widths[longest])
         for begin in range(0, len(left), count):
             parts.append((np.resize(left[begin : begin + count], count), widths[longest]))
     for index in random.permutation(len(parts)):

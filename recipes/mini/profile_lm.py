@@ -17,12 +17,11 @@ from recipes.mini.lm_step import Trainer, bucketed, synthetic_data
 from recipes.mini.train_lm import new_model
 
 VARIANTS = (
-    ("eager", 49_152),
-    ("graph", 49_152),
-    ("compiled", 49_152),
+    ("compiled", 32_768),
     ("compiled", 24_576),
-    ("compiled", 98_304),
-    ("graph", 24_576),
+    ("compiled", 49_152),
+    ("graph", 32_768),
+    ("eager", 32_768),
 )
 
 

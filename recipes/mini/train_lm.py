@@ -35,6 +35,7 @@ from vivace.models.speech_lm import SpeechLM
 SMALLEST_SPEECH_TOKENS = 10
 EMA_EVERY = 4
 WAIT_EVERY = 20
+RISING_STEPS = 300
 
 
 def new_model(config: SpeechLMConfig, dropout: float, seed: int) -> SpeechLM:
@@ -160,7 +161,8 @@ def train(args: argparse.Namespace) -> None:
         rows = plan(data, random.permutation(training), random)
         trainer.new_plan(rows)
         for which, width in bucketed(rows.totals(data), args.positions, random):
-            trainer.set_rate(progress.rate(args.rate))
+            # The first steps take long (graphs, compiler), so the rate must also rise with their number.
+            trainer.set_rate(progress.rate(args.rate) * min(1.0, (progress.steps + 1) / RISING_STEPS))
             trainer.step(torch.from_numpy(which).to(device), width)
             progress.steps += 1
             if progress.steps % EMA_EVERY == 0:
