@@ -53,3 +53,19 @@ def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random") / "model"
     write_random_checkpoint(folder, size="tiny", seed=0, dtype="float32")
     return folder
+
+
+@pytest.fixture
+def sequences(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int], list[int]]]:
+    """What the speech LM of any engine is given, one entry a segment: (prefix, text, prompt speech)."""
+    from vivace.engine import stages
+
+    seen = []
+
+    class Recorded(stages.PlainSequence):
+        def __init__(self, lm, prefix, text, prompt_speech):
+            super().__init__(lm, prefix, text, prompt_speech)
+            seen.append((list(prefix), list(text), list(prompt_speech)))
+
+    monkeypatch.setattr(stages, "PlainSequence", Recorded)
+    return seen

@@ -496,20 +496,6 @@ def test_memory_is_flat(engine, ask):
 
 
 @pytest.fixture
-def sequences(monkeypatch):
-    """Records what the speech LM is given: one entry a segment."""
-    seen = []
-
-    class Recorded(stages.PlainSequence):
-        def __init__(self, lm, prefix, text, prompt_speech):
-            super().__init__(lm, prefix, text, prompt_speech)
-            seen.append((list(prefix), list(text), list(prompt_speech)))
-
-    monkeypatch.setattr(stages, "PlainSequence", Recorded)
-    return seen
-
-
-@pytest.fixture
 def encode(engine):
     return engine._assets.frontend.tokens
 

@@ -16,7 +16,6 @@ import torch
 from tests.helpers import noise_voice, quiet_engine, speech_like_wav
 from vivace import InvalidVoiceError, SynthesisRequest, VoiceNotFoundError
 from vivace.config import Limits
-from vivace.engine import stages
 from vivace.engine.engine import Engine
 from vivace.engine.loading import load_assets, model_folder
 from vivace.models.speech_lm import SpeechLM
@@ -48,20 +47,6 @@ def mini(tmp_path_factory):
 @pytest.fixture(scope="module")
 def voice(tiny):
     return noise_voice(tiny._config, 40)
-
-
-@pytest.fixture
-def sequences(monkeypatch):
-    """What the speech LM is given, one entry a segment: (prefix, text, prompt speech)."""
-    seen = []
-
-    class Recorded(stages.PlainSequence):
-        def __init__(self, lm, prefix, text, prompt_speech):
-            super().__init__(lm, prefix, text, prompt_speech)
-            seen.append((list(prefix), list(text), list(prompt_speech)))
-
-    monkeypatch.setattr(stages, "PlainSequence", Recorded)
-    return seen
 
 
 def loudness(samples):

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-from recipes.mini.config import TEXT_VOCAB_SIZE, mini_lm_config
-from vivace.config import SpeechLMConfig
+from recipes.mini.config import TEXT_VOCAB_SIZE
 from vivace.text.special_tokens import COSYVOICE3_TOKENS, END_OF_TEXT
 
 
@@ -28,35 +26,8 @@ def byte_characters() -> list[str]:
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
-def qwen2_config(lm: SpeechLMConfig) -> dict[str, Any]:
-    """The official ``config.json`` for a speech LM of these sizes."""
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": lm.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": lm.intermediate_size,
-        "max_position_embeddings": 32768,
-        "max_window_layers": lm.num_layers,
-        "model_type": "qwen2",
-        "num_attention_heads": lm.num_heads,
-        "num_hidden_layers": lm.num_layers,
-        "num_key_value_heads": lm.num_kv_heads,
-        "rms_norm_eps": lm.rms_norm_eps,
-        "rope_scaling": None,
-        "rope_theta": lm.rope_theta,
-        "sliding_window": None,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float16",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": lm.text_vocab_size,
-    }
-
-
 def write(folder: Path) -> None:
-    """Write vocab.json, merges.txt, tokenizer_config.json and config.json."""
+    """Write vocab.json, merges.txt and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     base = byte_characters()
     if len(base) + len(COSYVOICE3_TOKENS) > TEXT_VOCAB_SIZE:
@@ -83,13 +54,8 @@ def write(folder: Path) -> None:
         "unk_token": None,
     }
     vocab = {character: i for i, character in enumerate(base)}
-    for name, value, indent in (
-        ("vocab.json", vocab, None),
-        ("tokenizer_config.json", tokenizer, None),
-        ("config.json", qwen2_config(mini_lm_config(speech_token_size=243)), 1),
-    ):
-        text = json.dumps(value, ensure_ascii=False, indent=indent) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+    for name, value in (("vocab.json", vocab), ("tokenizer_config.json", tokenizer)):
+        (folder / name).write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
 
 

@@ -210,6 +210,7 @@ def examine_folder(folder: Path) -> FolderReport:
     report.parameters = {stage: num_parameters(config, stage) for stage in STAGES}
     weights_ok = _look_at_weights(report, folder)
     paths, missing = find_paths(folder)
+    own_voices = list((folder / "voices").glob("*.safetensors"))
     for key, path in (
         ("tokenizer", paths.tokenizer),
         ("speaker_encoder", paths.speaker_encoder),
@@ -218,12 +219,14 @@ def examine_folder(folder: Path) -> FolderReport:
     ):
         if path is not None:
             report.files.append(FileReport(path.name, "ok", _size(path) if path.is_file() else ""))
+        elif key == "voices" and own_voices:
+            report.files.append(FileReport("voices", "ok", f"{len(own_voices)} built in"))
         else:
             name, _, detail = missing[key].partition(": ")
             report.files.append(
                 FileReport(name, "missing" if detail.startswith("is missing") else "problem", detail)
             )
-    stored = paths.voices is not None or any((folder / "voices").glob("*.safetensors"))
+    stored = paths.voices is not None or bool(own_voices)
     encoders = paths.speaker_encoder is not None and paths.speech_tokenizer is not None
     speak = weights_ok and paths.tokenizer is not None and (stored or encoders)
     report.features = {

@@ -76,12 +76,13 @@ class LookaheadConv1d(nn.Conv1d):
         return F.conv1d(padded, self.weight, self.bias), waiting
 
 
-class CausalUpsampleConv1d(nn.Conv1d):
+class CausalUpsampleConv1d(CausalConv1d):
     """Repeats every input ``rate`` times, then convolves causally.
 
     Repeated inputs make neighbouring taps multiply the same number, so each of the ``rate`` output phases is
     a short convolution at the input rate whose taps are sums of the stored ones: ``taps`` multiplications
-    per output instead of ``kernel_size``. The state is the last ``taps - 1`` inputs.
+    per output instead of ``kernel_size``. ``[B, in, T] -> [B, out, T * rate]``; the state is the last
+    ``taps - 1`` inputs.
     """
 
     tap_sums: Tensor
@@ -91,21 +92,6 @@ class CausalUpsampleConv1d(nn.Conv1d):
         self.rate = rate
         self.context = -(-(kernel_size - 1) // rate)
         self.register_buffer("tap_sums", _tap_sums(kernel_size, rate), persistent=False)
-
-    def initial_state(self, batch: int) -> Tensor:
-        """Zeros ``[batch, in_channels, taps - 1]``."""
-        return self.weight.new_zeros(batch, self.in_channels, self.context)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Whole sequence: ``[B, in, T] -> [B, out, T * rate]``."""
-        return self._convolve(F.pad(x, (self.context, 0)))
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Next piece: ``[B, in, n] -> [B, out, n * rate]`` and the new state."""
-        if x.shape[-1] == 0:
-            return x.new_zeros(x.shape[0], self.out_channels, 0), state
-        joined = torch.cat((state, x), dim=-1)
-        return self._convolve(joined), joined[..., joined.shape[-1] - self.context :].clone()
 
     def _convolve(self, x: Tensor) -> Tensor:
         # [out, in, kernel] x [rate, kernel, taps] -> one kernel of `taps` per output channel and phase
