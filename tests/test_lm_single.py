@@ -30,7 +30,7 @@ def test_positions_and_cache_equal_the_models(lm):
     lm(start, theirs)
     for token in [3, 0, 19, 7, 7, CONFIG.task_id, 12]:  # the cache grows on the way
         want = lm.logits(lm(lm.embed_speech(torch.tensor([[token]])), theirs))[0, 0]
-        got = torch.from_numpy(step.logits(token, mine))
+        got = lm.logits(step.hidden(token, mine))
         # The same sums in another order, float32.
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert mine.length == theirs.length == 12
@@ -49,7 +49,7 @@ def test_positions_beyond_the_first_tables(lm):
     lm(start, mine)
     lm(start, theirs)
     want = lm.logits(lm(lm.embed_speech(torch.tensor([[4]])), theirs))[0, 0]
-    torch.testing.assert_close(torch.from_numpy(step.logits(4, mine)), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lm.logits(step.hidden(4, mine)), want, rtol=1e-4, atol=1e-4)
 
 
 def test_only_small_float32_models_on_a_cpu(lm):

@@ -182,11 +182,11 @@ def test_cut_utterances_keep_words_and_their_speech_together(data):
     starts, lengths = rows.text_starts[:, 0::2], rows.text_lengths[:, 0::2]
     cut = 0
     for row, last in enumerate(np.arange(20).repeat(20)):
-        spoken = data.text_start[last] + data.text_length[last] - starts[row, 2]
-        assert 0 <= spoken - lengths[row, 2] <= 1  # the end is always there, but for its full stop
-        begun = starts[row, 2] - data.text_start[last]
-        skipped = rows.speech_starts[row, 2] - data.speech_start[last]
-        assert skipped + rows.speech_lengths[row, 2] == data.speech_length[last]
+        spoken = data.text_start[last] + data.text_length[last] - starts[row, -1]
+        assert 0 <= spoken - lengths[row, -1] <= 1  # the end is always there, but for its full stop
+        begun = starts[row, -1] - data.text_start[last]
+        skipped = rows.speech_starts[row, -1] - data.speech_start[last]
+        assert skipped + rows.speech_lengths[row, -1] == data.speech_length[last]
         if begun:
             cut += 1
             assert data.text[last][begun - 1] == space

@@ -4,7 +4,7 @@
     interleaved:  start, prefix, [10 text, 12 speech] …, text left, task, speech left   → end
 
 The prefix is an instruction and ``<|endofprompt|>``, as bytes: mostly the standard one, sometimes any other words,
-so that instructions of any wording are ignored. Text and speech come from one utterance or from two or three
+so that instructions of any wording are ignored. Text and speech come from one utterance or from two to four
 in a row, mostly of one voice: what precedes the last one is what a prompt is at inference (prompt text + text;
 prompt speech + speech). Prompt text without its speech never occurs.
 
@@ -38,13 +38,16 @@ INSTRUCTIONS = (
     "Use a deep and calm voice.",
 )  # fmt: skip
 IGNORE = -100
-MOST_SPEECH_TOKENS = 700
-JOINED = (0.25, 0.45, 0.3)
-"""Shares of rows with one, two and three utterances. Voices have a prompt, so most rows have one too."""
+MOST_SPEECH_TOKENS = 450
+JOINED = (0.2, 0.3, 0.3, 0.2)
+"""Shares of rows with one utterance, two, three and four.
+
+In use a prompt of a few seconds stands before one to three sentences, so most rows are long.
+"""
 CUT = 0.3
 """Share of utterances cut between two words in training, where it is known what is said when."""
-SPACED = 0.15
-"""How often a space parts two texts. The engine puts none after a prompt's text."""
+SPACED = 0.5
+"""How often a space parts two texts: between sentences there is one, after a prompt's text there is none."""
 
 
 @dataclass
@@ -157,7 +160,7 @@ def load(data: Path, tokens: Path, config: SpeechLMConfig, device: torch.device,
 
 @dataclass
 class Plan:
-    """Rows to build: where each run of text (utterance, space, utterance, space, utterance) and speech lies."""
+    """Rows to build: where each run of text (utterance, space, utterance, …) and speech lies."""
 
     prefix: np.ndarray
     text_starts: np.ndarray
@@ -188,29 +191,33 @@ def plan(
         interleaved: all rows or none; None = half.
     """
     rows = len(chosen)
-    utterances = np.stack(
-        [_companions(data, chosen, random), _companions(data, chosen, random), chosen], axis=1
-    )
-    count = random.choice(3, size=rows, p=JOINED) if joined else np.zeros(rows, dtype=np.int64)
-    used = np.stack([count >= 2, count >= 1, np.ones(rows, dtype=bool)], axis=1)
+    others = [_companions(data, chosen, random) for _ in JOINED[1:]]
+    utterances = np.stack([*others, chosen], axis=1)
+    most = len(JOINED)
+    count = random.choice(most, size=rows, p=JOINED) if joined else np.zeros(rows, dtype=np.int64)
+    used = np.arange(most - 1, -1, -1) <= count[:, None]
     pieces = _whole(data, utterances)
     if varied and data.cuts is not None:
         pieces = _cut(data.cuts, pieces, utterances, random)
     speech_lengths = pieces.speech_length * used
-    for column in (0, 1):
+    for column in range(most - 1):
         too_long = speech_lengths.sum(1) > MOST_SPEECH_TOKENS
         used[:, column] &= ~too_long
         speech_lengths = pieces.speech_length * used
     words = pieces.text_length * used
     if varied:
         bare = (
-            (random.random((rows, 3)) < 0.12) & data.ends_in_stop[utterances] & pieces.has_end & (words > 1)
+            (random.random((rows, most)) < 0.12)
+            & data.ends_in_stop[utterances]
+            & pieces.has_end
+            & (words > 1)
         )
         words = words - bare
-    spaces = (random.random((rows, 2)) < (SPACED if varied else 0.0)) & used[:, :2]
-    text_lengths = np.zeros((rows, 5), dtype=np.int64)
+    spaces = random.random((rows, most - 1)) < np.where(pieces.has_end[:, :-1], SPACED, 0.8) * varied
+    spaces &= used[:, :-1]
+    text_lengths = np.zeros((rows, 2 * most - 1), dtype=np.int64)
     text_lengths[:, 0::2], text_lengths[:, 1::2] = words, spaces
-    text_starts = np.full((rows, 5), data.space_start, dtype=np.int64)
+    text_starts = np.full((rows, 2 * most - 1), data.space_start, dtype=np.int64)
     text_starts[:, 0::2] = pieces.text_start
     prefix = np.zeros(rows, dtype=np.int64)
     if varied:
@@ -233,7 +240,7 @@ def plan(
 
 @dataclass
 class _Pieces:
-    """The parts of the utterances ``[rows, 3]`` that a plan uses."""
+    """The parts of the utterances ``[rows, utterances]`` that a plan uses."""
 
     text_start: np.ndarray
     text_length: np.ndarray

@@ -153,9 +153,10 @@ class LMSession:
         first = pieces[0]
         is_single = len(pieces) == 1 and len(first.ids) == 1 and first.kind == "speech"
         if self._single is not None and is_single and self._cache.length:
-            return torch.from_numpy(self._single.logits(first.ids[0], self._cache))
-        hidden = self._lm(self._embed(pieces), self._cache)
-        return self._lm.logits(hidden[0, -1]).float()
+            hidden = self._single.hidden(first.ids[0], self._cache)
+        else:
+            hidden = self._lm(self._embed(pieces), self._cache)[0, -1]
+        return self._lm.logits(hidden).float()
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
         parts = []

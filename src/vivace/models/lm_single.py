@@ -73,7 +73,6 @@ class SingleStep:
         self._layers = [_layer(layer) for layer in lm.layers]  # type: ignore[arg-type]
         self._last = _view(lm.norm.weight)
         self._speech = _view(lm.speech_embedding.weight)
-        self._head = _view(lm.llm_decoder.weight)
         self._groups = config.num_heads // config.num_kv_heads
         self._scale = np.float32(config.head_dim**-0.5)
         self._cos, self._sin = self._tables(1024)
@@ -85,8 +84,8 @@ class SingleStep:
         narrow = lm.config.hidden_size <= MOST_HIDDEN
         return narrow and weight.device.type == "cpu" and weight.dtype == torch.float32 and not lm.training
 
-    def logits(self, speech_row: int, cache: KeyValueCache) -> Array:
-        """Feed one row of the speech embedding behind ``cache`` (one row); scores of the next token ``[rows]``."""
+    def hidden(self, speech_row: int, cache: KeyValueCache) -> Tensor:
+        """Feed one row of the speech embedding behind ``cache`` (one row); ``[hidden]``, for ``SpeechLM.logits``."""
         config, place = self._config, cache.length
         cache.reserve(1)
         stored: Array = cache.storage.numpy()[:, :, 0]  # [layers, 2, kv_heads, capacity, head_dim]
@@ -107,8 +106,7 @@ class SingleStep:
             gate = layer.gate @ y
             x = x + layer.down @ (gate / (1 + np.exp(-gate)) * (layer.up @ y))
         cache.advance(1)
-        scores: Array = self._head @ self._norm(x, self._last)
-        return scores
+        return torch.from_numpy(self._norm(x, self._last))
 
     def _tables(self, length: int) -> tuple[Array, Array]:
         config = self._config
