@@ -515,6 +515,27 @@ def test_temporary_files_of_a_crash_disappear_but_not_those_of_a_writer(registry
     assert young.exists()
 
 
+def test_a_temporary_file_that_vanishes_meanwhile_keeps_none_of_the_others(tmp_path, monkeypatch):
+    folder = tmp_path / "voices"
+    folder.mkdir()
+    for letter in "abc":
+        path = folder / f".{letter}.safetensors.0123abcd.tmp"
+        path.touch()
+        os.utime(path, (time.time() - 7_200,) * 2)
+    original, gone = os.unlink, []
+
+    def unlink(entry):
+        original(entry)
+        gone.append(entry)
+        if len(gone) == 1:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert VoiceRegistry(folder).list() == []
+    assert len(gone) == 3
+    assert not list(folder.iterdir())
+
+
 def test_export_and_import(registry, tmp_path):
     registry.add(voice("anna", consent=True))
     path = registry.export("anna", tmp_path / "anna-file")

@@ -197,7 +197,8 @@ class VoiceRegistry:
     def _stored_names(self, *, warn: bool = False) -> set[str]:
         names: set[str] = set()
         try:
-            found = [Path(entry) for entry in os.scandir(self._folder)]
+            with os.scandir(self._folder) as entries:
+                found = [Path(entry) for entry in entries]
         except OSError:
             return names
         for path in found:
@@ -228,12 +229,15 @@ class VoiceRegistry:
 
     def _remove_stale_files(self) -> None:
         """Temporary files of writers that did not live to remove them."""
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self._folder):
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
                 if _TEMPORARY_NAME.fullmatch(entry.name) is None or not self._is_ours(Path(entry)):
                     continue
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_SECONDS:
-                    os.unlink(entry)
+                with contextlib.suppress(
+                    OSError
+                ):  # its writer may finish, or another process remove it, meanwhile
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_SECONDS:
+                        os.unlink(entry)
 
 
 def _entry(voice: Voice, name: str, kind: Literal["built-in", "stored"]) -> VoiceEntry:
