@@ -46,8 +46,8 @@ def mini_lm_config(speech_token_size: int) -> SpeechLMConfig:
 
 
 def mini_flow_config(speech_token_size: int) -> FlowConfig:
-    """The flow: token embedding, look-ahead convolution and a five-block DiT, 4.2 million parameters."""
-    dit = DiTConfig(dim=224, depth=5, heads=4, dim_head=32, ff_mult=3, static_chunk_frames=50)
+    """The flow: token embedding, look-ahead convolution and a five-block DiT, 5.3 million parameters."""
+    dit = DiTConfig(dim=256, depth=5, heads=4, dim_head=64, ff_mult=2, static_chunk_frames=50)
     return FlowConfig(dit=dit, vocab_size=speech_token_size, lookahead_channels=128)
 
 

@@ -264,7 +264,7 @@ def train(args: argparse.Namespace) -> None:
             print(f"no CUDA graph, steps run one by one: {error}", flush=True)
             trainer.graphs.clear()
     ema = Ema(model, span=args.ema_span / EMA_EVERY)
-    next_check = args.check_minutes
+    next_check, best = args.check_minutes, float("inf")
     while not progress.over():
         trainer.set_rate(progress.rate(highest))
         if progress.steps % 50 == 0:
@@ -276,11 +276,16 @@ def train(args: argparse.Namespace) -> None:
         progress.step({"loss": loss})
         if progress.fraction() * args.minutes >= next_check and not progress.over():
             next_check += args.check_minutes
-            print("check", json.dumps(held_out(ema.model, speech, args.tokens_per_row)), flush=True)
-            save(ema.model, args.out, {"steps": progress.steps})
+            report = held_out(ema.model, speech, args.tokens_per_row)
+            print("check", json.dumps(report), flush=True)
+            if sum(report.values()) > 1.5 * best:
+                print("the training has run away; the file holds the best weights", flush=True)
+                return
+            if sum(report.values()) < best:
+                best = sum(report.values())
+                save(ema.model, args.out, report | {"steps": progress.steps})
     ema.model.eval()
-    report: dict[str, float] = {"steps": progress.steps}
-    report |= held_out(ema.model, speech, args.tokens_per_row)
+    report = held_out(ema.model, speech, args.tokens_per_row) | {"steps": progress.steps}
     save(ema.model, args.out, report)
     if speech.pairs:
         save(ema.model, args.out, report | mel_distance(load(args.out / "flow.pt", device).eval(), speech))
@@ -297,7 +302,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0, help="from start to end")
     parser.add_argument("--steps", type=int, default=10**9, help="stop earlier, after so many steps")
     parser.add_argument("--resume", type=Path, help="resume.pt to go on from")
-    parser.add_argument("--rate", type=float, default=1.2e-3, help="highest learning rate")
+    parser.add_argument("--rate", type=float, default=8e-4, help="highest learning rate")
     parser.add_argument("--rows", type=int, default=32, help="rows of a batch")
     parser.add_argument("--tokens-per-row", type=int, default=300, help="length of a row, 25 a second")
     parser.add_argument("--ema-span", type=float, default=600.0, help="steps that the mean weights look back")

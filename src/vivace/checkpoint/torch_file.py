@@ -24,7 +24,8 @@ MAX_ENTRIES = 20_000
 MAX_PICKLE_BYTES = 8 * 1024 * 1024
 MAX_NAME = 300
 
-FLOAT_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+FLOAT_DTYPES = frozenset({torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""What weights may be stored in; they are computed with in the dtype that the caller asks for."""
 
 _OPCODE_NAMES = (
     "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE "
@@ -36,6 +37,9 @@ _NAMES = frozenset(
     {
         "collections OrderedDict",
         "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_tensor_v3",
+        "torch.storage UntypedStorage",
+        "torch float8_e4m3fn",
         "torch._utils _rebuild_parameter",
         "torch FloatStorage",
         "torch HalfStorage",
@@ -108,6 +112,8 @@ def check_finite(tensor: torch.Tensor, key: str, file: str, dtype: torch.dtype) 
     """Raises ModelFolderError unless every value is a number that ``dtype`` can hold. One pass, no copy."""
     if tensor.numel() == 0:
         return
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # float8 has no arithmetic of its own
     low, high = (float(bound) for bound in torch.aminmax(tensor))
     if not (float("-inf") < low and high < float("inf")):
         raise ModelFolderError(
