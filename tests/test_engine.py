@@ -25,11 +25,15 @@ from vivace import (
 )
 from vivace.config import Limits
 from vivace.engine import stages, text_feed
+from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_runner import LMSession
 from vivace.engine.scheduler import Scheduler
 from vivace.errors import ModelFolderError
 from vivace.layers.stretch import MelStretch
 from vivace.models.speech_lm import SpeechLM
+
+BRIEF = "Hi."
+"""Its speech ends before the first chunk border."""
 
 SHORT = "Hello there."
 LONG = "Once upon a time, a fox sang in the rain."
@@ -413,20 +417,120 @@ def test_a_model_that_makes_no_speech_is_an_error(engine, ask, monkeypatch):
     monkeypatch.setattr(LMSession, "decode", silent)
     with pytest.raises(SynthesisError, match="no speech"):
         engine.synthesize(ask())
-    assert len(set(attempts)) == 2  # other draws the second time
+    assert len(set(attempts)) == 4  # other draws each time
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """A model that ends as soon as it may."""
+    original = SpeechLM.logits
+
+    def logits(self, hidden):
+        result = original(self, hidden)
+        result[..., self.config.speech_token_size :] += 1e3
+        return result
+
+    monkeypatch.setattr(SpeechLM, "logits", logits)
+
+
+@pytest.fixture
+def hush(hasty, monkeypatch):
+    """Makes the flow's first whole segments silent; the list gets the tokens of each segment, silent or not."""
+
+    def silence(count):
+        seen = []
+        step, generate = FlowRunner.step, FlowRunner.generate
+
+        def muted(tokens, mel):
+            seen.append(list(tokens))
+            return torch.full_like(mel, -8.0) if len(seen) <= count else mel
+
+        def quiet_step(self, stream, tokens, *, is_last):
+            return muted(tokens, step(self, stream, tokens, is_last=is_last))
+
+        def quiet_generate(self, voice, tokens):
+            return muted(tokens, generate(self, voice, tokens))
+
+        monkeypatch.setattr(FlowRunner, "step", quiet_step)
+        monkeypatch.setattr(FlowRunner, "generate", quiet_generate)
+        return seen
+
+    return silence
+
+
+@pytest.mark.parametrize("mode", ["stream", "offline", "streamed text"])
+def test_near_silence_is_decoded_again(engine, ask, hush, mode):
+    def spoken():
+        return engine.synthesize(
+            ask(iter([BRIEF]) if mode == "streamed text" else BRIEF, stream=mode != "offline")
+        )
+
+    plain = spoken()
+    results = []
+    for _ in range(2):
+        seen = hush(2)
+        results.append(spoken())
+        assert len(seen) == 3
+        assert len({tuple(tokens) for tokens in seen}) == 3  # other draws each time
+        assert [len(tokens) for tokens in seen] == [2 * plain.num_text_tokens, 8, 16]
+    np.testing.assert_array_equal(results[0].samples, results[1].samples)
+    result = results[0]
+    assert result.num_speech_tokens == len(seen[2])
+    assert len(result.samples) == 960 * result.num_speech_tokens
+    assert result.spoken_text == plain.spoken_text
+    assert (result.num_segments, result.num_text_tokens) == (1, plain.num_text_tokens)
+    assert result.finish_reason == plain.finish_reason
+
+
+def test_near_silence_every_time_is_an_error(engine, ask, hush):
+    seen = hush(100)
+    stream = engine.stream(ask(BRIEF))
+    with pytest.raises(SynthesisError, match="near silence"):
+        stream.collect()
+    assert len(seen) == 4
+    assert stream.summary().num_speech_tokens == 0
+
+
+def test_near_silence_of_given_tokens_is_rendered(engine, voice, hush):
+    """Voice conversion says what its source says; there is nothing to draw again."""
+    seen = hush(100)
+    result = engine.render_tokens([5] * 9, voice).collect()
+    assert len(result.samples) == 9 * 960
+    assert len(seen) == 1
+
+
+def test_near_silence_in_a_later_segment_leaves_the_first_alone(random_model_folder, ask, monkeypatch):
+    with other_engine(random_model_folder, limits=Limits(segment_text_tokens=6)) as engine:
+        plain = list(engine.stream(ask(SEVERAL)))
+        judged = []
+
+        def silent_once(mel, voice):
+            judged.append(mel.shape[1])
+            return len(judged) == 2
+
+        monkeypatch.setattr(stages, "is_near_silent", silent_once)
+        stream = engine.stream(ask(SEVERAL))
+        again = list(stream)
+    assert len(judged) > 2
+    assert plain[-1].segment == again[-1].segment
+    np.testing.assert_array_equal(plain[0].samples, again[0].samples)
+    first, second = (np.concatenate([chunk.samples for chunk in chunks]) for chunks in (plain, again))
+    assert first.shape != second.shape or not np.array_equal(first, second)
+    assert len(second) == 960 * stream.summary().num_speech_tokens
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_no_text_ends_before_its_shortest_length(engine, ask, monkeypatch, is_streamed):
+def test_one_token_over_and_over_ends_the_segment(engine, ask, monkeypatch, is_streamed):
+    monkeypatch.setattr(LMSession, "_sample", lambda self, action: 7)
+    text = "a " * 40
+    result = engine.synthesize(ask(iter([text]) if is_streamed else text))
+    assert (result.finish_reason, result.num_speech_tokens) == ("length", 50)  # two seconds
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.usefixtures("hasty")
+def test_no_text_ends_before_its_shortest_length(engine, ask, is_streamed):
     """Also if the model would rather end at once: a short text is never a file without audio."""
-    original = SpeechLM.logits
-
-    def hasty(self, hidden):
-        logits = original(self, hidden)
-        logits[..., self.config.speech_token_size :] += 1e3
-        return logits
-
-    monkeypatch.setattr(SpeechLM, "logits", hasty)
     result = engine.synthesize(ask(iter([SHORT]) if is_streamed else SHORT))
     assert result.num_speech_tokens == 2 * result.num_text_tokens
     assert result.finish_reason == "stop"

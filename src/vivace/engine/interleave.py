@@ -113,6 +113,11 @@ class Interleaver:
         """No more text will come."""
         self._finished = True
 
+    @property
+    def is_finished(self) -> bool:
+        """All text has come."""
+        return self._finished
+
     def next_action(self) -> Action:
         """What to do now. After a ``Feed`` the token sampled must be given to ``accept`` first."""
         assert not self._awaits_token, "the last token sampled was not accepted"

@@ -29,6 +29,7 @@ class Segment:
         lm: decodes its speech tokens; None when the tokens are given (voice conversion).
         flow: its stream behind the voice's prompt; None in offline mode.
         tokens: decoded and not yet given to the flow.
+        is_whole: rendered at once: in offline mode, and when decoded anew, so that all of it can be judged.
         fed_tokens: given to the flow, prompt included; done_tokens: those whose chunks are finished.
         is_complete: no more tokens will come.
     """
@@ -36,6 +37,7 @@ class Segment:
     index: int
     lm: LMSession | None
     flow: FlowStream | None
+    is_whole: bool
     fed_tokens: int
     done_tokens: int
     tokens: list[int] = field(default_factory=list)
@@ -47,9 +49,9 @@ class Segment:
         return self.fed_tokens + len(self.tokens)
 
     def take_chunk(self, plan: ChunkPlan) -> list[int]:
-        """The tokens that the next chunk needs: up to its border and look-ahead; offline: all."""
+        """The tokens that the next chunk needs: up to its border and look-ahead; all of a whole segment."""
         count = len(self.tokens)
-        if self.flow is not None:
+        if not self.is_whole:
             count = min(count, plan.tokens_until_audio(self.done_tokens, self.fed_tokens))
         taken, self.tokens = self.tokens[:count], self.tokens[count:]
         self.fed_tokens += count
@@ -70,7 +72,8 @@ class LiveRequest:
         pieces: where streamed text comes from when the caller gave an iterable.
         given_tokens: speech tokens to render instead of text.
         chunks: made and not yet taken.
-        was_cut: a segment reached its longest length.
+        attempt: decodings of the segment that were thrown away.
+        was_cut: a segment reached its longest length, or one token came over and over.
         is_cancelled: the consumer has left; nothing more is handed out.
         finish_reason: None while it runs. error: why it failed, raised to the consumer.
         listener: called when there is a new chunk or the request has ended.
@@ -119,6 +122,18 @@ class LiveRequest:
         times = self.times
         busy = times.text_ms + times.prompt_ms + times.lm_ms + times.flow_ms + times.vocoder_ms
         times.waiting_ms = max(times.waiting_ms, self.elapsed_ms() - busy)
+
+    def close_segment(self) -> None:
+        """The segment has been spoken: it enters the request's figures."""
+        segment, entry = self.segment, self.segment_input
+        self.segment = self.segment_input = None
+        self.attempt = 0
+        if segment is None or segment.lm is None or entry is None:
+            return
+        self.was_cut |= segment.lm.finish_reason == "length"
+        self.num_text_tokens += entry.num_text_tokens
+        self.spoken_text.append(entry.text)
+        self.num_segments += 1
 
     def release(self) -> None:
         """Lets go of all that takes memory but the chunks that the consumer may still take."""

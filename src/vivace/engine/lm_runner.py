@@ -17,6 +17,12 @@ from vivace.models.speech_lm import SpeechLM
 SEGMENT_STRIDE = 1 << 40
 """Distance of the sampling positions of two segments of one request, so that no draw is used twice."""
 
+EQUAL_SECONDS = 2
+"""One token over and over for so long is no speech: the model has run away, as a rule into silence."""
+
+LONGER_TOKENS = 8
+"""By how much each further attempt's shortest length grows. Speech near silence is mostly too short: the model ended
+a single syllable before it began."""
 
 _NOT_FINITE = "the speech LM gave values that are not finite; the weights may be damaged"
 
@@ -57,8 +63,15 @@ class PlainSequence:
 class LMSession:
     """The decoding of one segment.
 
+    Args:
+        token_text_ratio: shortest and longest speech for one text token.
+        max_tokens: speech tokens that the segment may have whatever its text.
+        max_equal_tokens: so many equal speech tokens in a row end the segment.
+        attempt: 0, 1, 2, 3: another one has other draws and a longer shortest length.
+
     Attributes:
-        finish_reason: None while it runs; "stop" at the end of sequence, "length" at the longest allowed.
+        finish_reason: None while it runs; "stop" at the end of sequence, "length" at the longest
+            allowed or when one token is repeated.
         waits_for_text: streamed text is used up.
         num_speech_tokens: speech tokens made so far.
     """
@@ -72,6 +85,7 @@ class LMSession:
         segment: int,
         token_text_ratio: tuple[float, float],
         max_tokens: int,
+        max_equal_tokens: int = 50,
         attempt: int = 0,
     ) -> None:
         self._lm = lm
@@ -79,6 +93,8 @@ class LMSession:
         self._plain = isinstance(sequence, PlainSequence)
         self._ratio = token_text_ratio
         self._max_tokens = max_tokens
+        self._max_equal_tokens = max_equal_tokens
+        self._last_token, self._num_equal = -1, 0
         self._device = lm.llm_decoder.weight.device
         self._rows = SamplingRows.from_params([sampling], lm.config.sampling, self._device)
         self._row = OneRow.of(self._rows)
@@ -86,6 +102,7 @@ class LMSession:
         self._on_cpu = self._device.type == "cpu"
         self._single = SingleStep(lm) if SingleStep.fits(lm) else None
         self._allowed = allowed_tokens(lm.config, self._device)
+        self._least_tokens = attempt * LONGER_TOKENS
         self._offset = (segment * 4 + attempt) * SEGMENT_STRIDE
         self._cache = lm.new_cache(1, capacity=512)
         self.finish_reason: FinishReason | None = None
@@ -112,8 +129,16 @@ class LMSession:
             if token is not None:
                 made.append(token)
                 self.num_speech_tokens += 1
+                self._check_repetition(token)
                 self._check_length(text_is_known=action.final)
         return made
+
+    def _check_repetition(self, token: int) -> None:
+        """End a segment in which one token comes over and over."""
+        self._num_equal = self._num_equal + 1 if token == self._last_token else 1
+        self._last_token = token
+        if self._num_equal >= self._max_equal_tokens:
+            self.finish_reason = "length"
 
     def _check_length(self, *, text_is_known: bool) -> None:
         """End runaway speech: at the share of the text where all of it is known, and at the segment's bound."""
@@ -127,7 +152,8 @@ class LMSession:
         if not action.final:
             return TokenKind.SPEECH_OR_FILL
         # Also for streamed text, where the reference has no shortest length: a short text must not end in silence.
-        if self.num_speech_tokens < int(self._ratio[0] * self._sequence.num_text_tokens):
+        least = max(self._least_tokens, int(self._ratio[0] * self._sequence.num_text_tokens))
+        if self.num_speech_tokens < least:
             return TokenKind.SPEECH
         return TokenKind.ANY if self._plain else TokenKind.SPEECH_OR_EOS
 

@@ -12,11 +12,14 @@ from vivace.engine.chunking import ChunkPlan
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
-from vivace.engine.lm_runner import LMSession, PlainSequence
+from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
+from vivace.engine.silence import is_near_silent
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.errors import SynthesisError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vivace.checkpoint import Model
     from vivace.engine.text_feed import SegmentInput
     from vivace.models.source import NoiseSource
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 FAR = 1 << 30
 """Tokens until audio of a request that renders a whole segment at once."""
 
-MAX_ATTEMPTS = 2
-"""Decodings of a segment before "the model made no speech" is an error."""
+MAX_ATTEMPTS = 4
+"""Decodings of a segment before "the model made no speech" and "near silence" are errors; each has its own draws."""
 
 
 class Stages:
@@ -55,7 +58,7 @@ class Stages:
         """
         segment = live.segment or self._next_segment(live)
         assert segment.lm is not None
-        if segment.flow is not None:
+        if not segment.is_whole:
             count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
         started = time.perf_counter()
         made = segment.lm.decode(count)
@@ -69,12 +72,14 @@ class Stages:
         """One chunk through flow and vocoder; None if it completes no samples. The last one may hold none.
 
         Raises:
-            SynthesisError: values that are not finite, or an utterance longer than the model can speak.
+            SynthesisError: values that are not finite, an utterance longer than the model can speak, or a short
+                segment that stays near silence whatever is drawn.
         """
         segment = live.segment
         if segment is None and live.given_tokens is not None:
             segment = self._given_segment(live, live.given_tokens)
         started = time.perf_counter()
+        is_first = segment is not None and segment.fed_tokens == len(live.voice.speech_tokens)
         tokens = segment.take_chunk(self.plan) if segment is not None else []
         segment_ends = segment is None or (segment.is_complete and not segment.tokens)
         request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
@@ -86,12 +91,13 @@ class Stages:
             mel = self._flow.generate(live.voice, tokens)
         rendered = time.perf_counter()
         live.times.flow_ms += (rendered - started) * 1e3
+        if is_first and segment_ends and self._is_refused(live, mel):
+            return None
         assert live.vocoder is not None
         samples = live.vocoder.step(mel, is_last=request_ends)
         live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
         if segment_ends:
-            live.segment = live.segment_input = None
-            live.attempt = 0
+            live.close_segment()
         if not len(samples) and not request_ends:
             return None
         live.account_waiting()
@@ -124,7 +130,7 @@ class Stages:
             ticket.waits_for_text = segment.lm.waits_for_text
             ticket.tokens_until_audio = (
                 self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
-                if segment.flow is not None
+                if not segment.is_whole
                 else FAR
             )
 
@@ -150,7 +156,14 @@ class Stages:
         prompt_tokens = len(live.voice.speech_tokens)
         flow = self._flow.open(live.voice) if live.stream else None
         live.times.prompt_ms += (time.perf_counter() - started) * 1e3
-        return Segment(live.num_segments, lm, flow, fed_tokens=prompt_tokens, done_tokens=prompt_tokens)
+        return Segment(
+            index=live.num_segments,
+            lm=lm,
+            flow=flow,
+            is_whole=flow is None or live.attempt > 0,
+            fed_tokens=prompt_tokens,
+            done_tokens=prompt_tokens,
+        )
 
     def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
         model = self._model
@@ -167,21 +180,39 @@ class Stages:
             segment=live.num_segments,
             token_text_ratio=model.config.token_text_ratio,
             max_tokens=frames - len(live.voice.speech_tokens),
+            max_equal_tokens=EQUAL_SECONDS * model.config.token_rate_hz,
             attempt=live.attempt,
         )
 
     def _end_of_tokens(self, live: LiveRequest, segment: Segment) -> None:
-        """The segment's LM has finished: no speech at all is tried again with other draws, once."""
+        """The segment's LM has finished: no speech at all is tried again with other draws."""
         assert segment.lm is not None
-        assert live.segment_input is not None
-        live.was_cut |= segment.lm.finish_reason == "length"
         if segment.lm.num_speech_tokens == 0:
-            live.attempt += 1
-            if live.attempt >= MAX_ATTEMPTS or live.segment_input.is_streamed:
-                raise SynthesisError("the model made no speech for this text; reword it or change the seed")
-            live.segment = None
-            return
-        segment.is_complete = True
-        live.num_text_tokens += live.segment_input.num_text_tokens
-        live.spoken_text.append(live.segment_input.text)
-        live.num_segments += 1
+            _try_again(live, "made no speech for this text")
+        else:
+            segment.is_complete = True
+
+    def _is_refused(self, live: LiveRequest, mel: Tensor) -> bool:
+        """Whether the whole segment, of which nothing was given out, is near silence: then it is decoded again."""
+        segment, entry = live.segment, live.segment_input
+        if segment is None or segment.lm is None or entry is None or not entry.is_all_known:
+            return False
+        if not is_near_silent(mel, live.voice):
+            return False
+        live.num_speech_tokens -= segment.lm.num_speech_tokens
+        _try_again(live, "left this text near silence")
+        return True
+
+
+def _try_again(live: LiveRequest, fault: str) -> None:
+    """Throws the segment away; the next one that is opened has the same text and other draws.
+
+    Raises:
+        SynthesisError: it was the last attempt, or the text is not all known.
+    """
+    assert live.segment_input is not None
+    live.attempt += 1
+    if live.attempt >= MAX_ATTEMPTS or not live.segment_input.is_all_known:
+        raise SynthesisError(f"the model {fault}; reword it or change the seed")
+    live.segment_input = live.segment_input.as_known()
+    live.segment = None

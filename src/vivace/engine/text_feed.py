@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vivace.engine.interleave import Interleaver
@@ -68,6 +68,7 @@ class SegmentInput:
     Attributes:
         words: the text as it goes to the model, for the caller to read; streamed text adds to it.
         prefix: text tokens before the text: instruction or template, and the prompt's text.
+        text_tokens: those of ``words``.
         prompt_speech: the prompt's speech tokens; empty where the LM must not see them.
         interleaver: set for streamed text, which then arrives through it.
     """
@@ -83,12 +84,17 @@ class SegmentInput:
         return "".join(self.words).strip()
 
     @property
-    def is_streamed(self) -> bool:
-        return self.interleaver is not None
+    def is_all_known(self) -> bool:
+        """No more text will join the segment."""
+        return self.interleaver is None or self.interleaver.is_finished
 
     @property
     def num_text_tokens(self) -> int:
-        return len(self.text_tokens) if self.interleaver is None else self.interleaver.num_text_tokens
+        return len(self.text_tokens)
+
+    def as_known(self) -> SegmentInput:
+        """The same segment to be spoken anew. Streamed text has come by now: nothing needs interleaving."""
+        return replace(self, interleaver=None)
 
 
 class TextFeed:
@@ -139,16 +145,18 @@ class TextFeed:
             self._close_open()
         if self._open is None:
             prompt = self._prompt
+            prefix = [*prompt.instruction, *prompt.prompt_text]
             interleaver = Interleaver(
                 self._lm_config,
                 instruction=prompt.instruction,
                 prompt_text=prompt.prompt_text,
                 prompt_speech=prompt.prompt_speech,
             )
-            self._open = SegmentInput([], [], [], [], interleaver), interleaver
+            self._open = SegmentInput([], prefix, [], prompt.prompt_speech, interleaver), interleaver
             self._segments.append(self._open[0])
         segment, interleaver = self._open
         segment.words.append(text)
+        segment.text_tokens.extend(tokens)
         interleaver.push_text(tokens)
 
     def _close_open(self) -> None:

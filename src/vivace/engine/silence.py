@@ -1,0 +1,33 @@
+"""Tells a segment that the model left near silence from one that it spoke, by its mel, before the vocoder runs.
+
+Mel values are natural logarithms of mel magnitudes (``audio.features.mel_24k``). By their definition a
+pure tone of -60 dBFS peaks at -3.7 (up to 2 kHz), and white noise, spread over all bands, at -5.5. Speech of -40 dBFS
+overall peaks between -1.1 and -0.2 (400 utterances), so -4.0 is speech of some -68 dBFS, whose loudest frames have -60.
+The embedded model's failed segments peak at -4.9 and below, its speech above -0.5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vivace.voice import Voice
+
+SILENT_LOG_MEL = -4.0
+"""No band of any frame is louder: about a tone of -62 dBFS."""
+
+BELOW_PROMPT = 3.0
+"""A quiet prompt makes quiet speech: only what stays 26 dB below the prompt's loudest frame is near silence."""
+
+
+def is_near_silent(mel: Tensor, voice: Voice) -> bool:
+    """Whether a whole segment's ``mel`` ``[80, n]`` never rises above the level of near silence.
+
+    Waits for the device that holds ``mel``.
+    """
+    limit = SILENT_LOG_MEL
+    if voice.mel.size:
+        limit = min(limit, float(voice.mel.max()) - BELOW_PROMPT)
+    return mel.numel() == 0 or float(mel.max()) < limit
