@@ -83,7 +83,7 @@ def run(
     measured = [_median([costs[index] for costs in repeated]) for index in range(seconds)]
     return {
         "bench": "streaming",
-        "hardware": _hardware(device),
+        "hardware": hardware(device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "model": config.name,
@@ -152,8 +152,10 @@ def _median(costs: list[SecondCost]) -> SecondCost:
     )
 
 
-def _hardware(device: str) -> str:
+def hardware(device: str) -> str:
+    """The machine as result rows name it, such as "2 cores AMD EPYC (AVX-512)"."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     machine = examine_machine()
-    return f"{machine.cpu}, {machine.cores} cores"
+    wide = " (AVX-512)" if "avx512f" in machine.cpu_flags else ""
+    return f"{machine.cores} cores {machine.cpu}{wide}"

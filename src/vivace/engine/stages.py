@@ -28,7 +28,7 @@ FAR = 1 << 30
 """Tokens until audio of a request that renders a whole segment at once."""
 
 MAX_ATTEMPTS = 4
-"""Decodings of a segment before "the model made no speech" and "near silence" are errors; each has its own draws."""
+"""Decodings of a segment, each with its own draws, before "no speech" or "near silence" is an error."""
 
 
 class Stages:
@@ -135,7 +135,7 @@ class Stages:
             )
 
     def _next_segment(self, live: LiveRequest) -> Segment:
-        """Opens the next segment of text, or again the one whose decoding made no speech."""
+        """Opens the next segment of text, or again the one whose decoding was thrown away."""
         assert live.feed is not None
         entry = live.segment_input or live.feed.next_segment()
         assert entry is not None, "planned to decode without text"

@@ -1,0 +1,1 @@
+"""Benchmarks that users run from a checkout; those of ``vivace bench`` lie in the package."""
