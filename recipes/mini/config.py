@@ -76,6 +76,6 @@ def mini_config(speech_token_size: int, *, name: str = "vivace-mini") -> ModelCo
         flow=mini_flow_config(speech_token_size),
         vocoder=mini_vocoder_config(),
         pronunciation="en-arpabet",
-        token_text_ratio=(0.6, 8.0),
+        token_text_ratio=(1.2, 5.0),
         segment_text_tokens=90,
     )
