@@ -181,3 +181,21 @@ def test_protected_spans_are_whole_where_they_fit():
         match.group() for segment in split_text(text, count, 40) for match in PROTECTED.finditer(segment)
     ]
     assert joined == [match.group() for match in PROTECTED.finditer(text)]
+
+
+def test_work_grows_with_the_length_where_nothing_can_be_spoken():
+    work = 0
+
+    def letters(part: str) -> int:
+        nonlocal work
+        work += len(part)
+        return sum(character.isalpha() for character in part)
+
+    text = "hello " + "« » . " * 4000 + "world."
+    segments = split_text(text, letters, 40)
+    assert squashed("".join(segments)) == squashed(text)
+    assert work < 20 * len(text)
+    work = 0
+    text = ("a. " + "« » . " * 300) * 30
+    assert squashed("".join(split_text(text, letters, 40))) == squashed(text)
+    assert work < 20 * len(text)

@@ -17,6 +17,8 @@ _STOP = re.compile(r"[.!?。！？；…]+[\"'”’」』）】》)\]]*\s*$")
 _PAUSE = re.compile(r"(?<=[，、：；])|(?<=[,;:])(?=\s)|(?<=\s[-–—])(?=\s)|(?<=——)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 _SCAN_CHARACTERS = 2000
+# Far more than text has; a segment that holds mostly marks without tokens must end too.
+_CHARACTERS_PER_TOKEN = 50
 
 
 def split_text(text: str, count_tokens: CountTokens, max_tokens: int) -> list[str]:
@@ -217,8 +219,10 @@ def _largest_fit(units: list[str], start: int, count_tokens: CountTokens, max_to
 def _merge(pieces: list[str], count_tokens: CountTokens, max_tokens: int) -> list[str]:
     """Neighbouring pieces joined as long as they fit; a short last segment takes a piece from the one before."""
     groups: list[list[str]] = []
-    for piece in pieces:
-        if groups and count_tokens("".join([*groups[-1], piece]).strip()) <= max_tokens:
+    longest = max(_SCAN_CHARACTERS, _CHARACTERS_PER_TOKEN * max_tokens)
+    for piece in _with_joined_silence(pieces, count_tokens):
+        whole = "".join([*groups[-1], piece]).strip() if groups else ""
+        if groups and len(whole) <= longest and count_tokens(whole) <= max_tokens:
             groups[-1].append(piece)
         else:
             groups.append([piece])
@@ -227,3 +231,16 @@ def _merge(pieces: list[str], count_tokens: CountTokens, max_tokens: int) -> lis
         if count_tokens("".join(longer).strip()) <= max_tokens:
             groups[-2:] = [groups[-2][:-1], longer]
     return ["".join(group) for group in groups]
+
+
+def _with_joined_silence(pieces: list[str], count_tokens: CountTokens) -> list[str]:
+    """Neighbouring pieces without a single token become one: each would be counted anew with all those before it."""
+    joined: list[str] = []
+    is_silent = False
+    for piece in pieces:
+        was_silent, is_silent = is_silent, not count_tokens(piece.strip())
+        if was_silent and is_silent and len(joined[-1]) < _SCAN_CHARACTERS:
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return joined
