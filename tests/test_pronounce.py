@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import re
 from pathlib import Path
 
@@ -179,3 +180,37 @@ def test_the_embedded_tokenizer_knows_bytes_and_tags():
     named = [golden["cosyvoice3"]["eos_token"], *golden["cosyvoice3"]["additional_special_tokens"]]
     for place, token in enumerate(named):
         assert tokenizer.encode(token) == [256 + place]
+
+
+def test_a_word_of_nothing_but_endings(pronouncer):
+    assert pronouncer.pronounce("cat's's") == ("K", "AE1", "T", "S", "IH0", "Z")
+    said = pronouncer.to_tags("a" + "'s" * 2000)
+    assert said.count("[IH0][Z]") >= 1999
+
+
+def packed_lexicon(text: str, **options) -> bytes:
+    return lzma.compress(text.encode(), **options)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        packed_lexicon("vivace lexicon 1\nAA1 B\fone\ntwo\f!\f\f"),
+        packed_lexicon("vivace lexicon 1\nAA1 B\fone\f~\f\f"),
+        b"",
+        packed_lexicon("x" * (17 * 2**20), preset=0),
+    ],
+    ids=["blocks", "phonemes", "empty", "bomb"],
+)
+def test_hostile_lexicons_are_refused(tmp_path, content):
+    path = tmp_path / "lexicon.xz"
+    path.write_bytes(content)
+    with pytest.raises(ModelFolderError, match="not a readable lexicon"):
+        Lexicon(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_in_the_lexicons_place_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "lexicon.xz")
+    with pytest.raises(ModelFolderError, match="not a readable lexicon"):
+        Lexicon(tmp_path / "lexicon.xz")

@@ -16,6 +16,8 @@ from vivace.text.letter_sounds import apply_rules, settle_stress
 FORMAT_MARK = "vivace lexicon 1"
 BLOCK_END = "\f"
 _LARGEST_TEXT_BYTES = 16 * 1024 * 1024
+_MOST_MEMORY_BYTES = 128 * 1024 * 1024
+"""A file's header may ask for a dictionary of 4 GiB; the strongest preset takes 65 MiB."""
 
 LETTER_NAMES = {
     "a": "EY1", "b": "B IY1", "c": "S IY1", "d": "D IY1", "e": "IY1", "f": "EH1 F", "g": "JH IY1",
@@ -77,6 +79,17 @@ def stems(word: str, suffix: str) -> list[str]:
     return out
 
 
+def _read_text(path: Path) -> str:
+    """The unpacked file. Raises OSError, LZMAError or ValueError; never takes more than a lexicon needs."""
+    if not path.is_file() or path.stat().st_size > _LARGEST_TEXT_BYTES:
+        raise ValueError("not a regular file of a lexicon's size")
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY_BYTES)
+    content = unpacker.decompress(path.read_bytes(), _LARGEST_TEXT_BYTES)
+    if not unpacker.eof:
+        raise ValueError("cut off, or too large")
+    return content.decode("utf-8")
+
+
 class Lexicon:
     """Pronounces single words. Loaded once and never changed, so threads may share it.
 
@@ -89,17 +102,17 @@ class Lexicon:
 
     def __init__(self, path: Path) -> None:
         try:
-            with lzma.open(path) as compressed:
-                text = compressed.read(_LARGEST_TEXT_BYTES).decode("utf-8")
-            head, words, sounds, windows, groups = text.split(BLOCK_END)
+            head, words, sounds, windows, groups = _read_text(path).split(BLOCK_END)
             mark, symbols = head.split("\n")
-        except (OSError, lzma.LZMAError, EOFError, ValueError) as error:
+            if mark != FORMAT_MARK:
+                raise ModelFolderError(f"{path}: written for another version; install the package again")
+            self._symbols = {chr(33 + i): symbol for i, symbol in enumerate(symbols.split(" "))}
+            self._words = dict(zip(words.split("\n"), sounds.split("\n"), strict=True))
+            self._rules = dict(zip(windows.split("\n"), groups.split("\n"), strict=True))
+            if not set(sounds + groups) <= {*self._symbols, "\n"}:
+                raise ValueError("phonemes that are not in the list")
+        except (OSError, lzma.LZMAError, MemoryError, ValueError) as error:
             raise ModelFolderError(f"{path}: not a readable lexicon; install the package again") from error
-        if mark != FORMAT_MARK:
-            raise ModelFolderError(f"{path}: written for another version; install the package again")
-        self._symbols = {chr(33 + i): symbol for i, symbol in enumerate(symbols.split(" "))}
-        self._words = dict(zip(words.split("\n"), sounds.split("\n"), strict=True))
-        self._rules = dict(zip(windows.split("\n"), groups.split("\n"), strict=True))
         self._made: dict[str, Phonemes] = {}
 
     def __contains__(self, word: str) -> bool:
@@ -147,7 +160,14 @@ class Lexicon:
 
     def _with_apostrophe(self, word: str) -> Phonemes | None:
         if word.endswith("'s") and len(word) > 2:
-            return with_s(self.pronounce(word[:-2]))
+            # One after the other: a word may be thousands of 's.
+            stem, endings = word, 0
+            while stem.endswith("'s") and len(stem) > 2 and not (endings and stem in self._words):
+                stem, endings = stem[:-2], endings + 1
+            phonemes = self.pronounce(stem)
+            for _ in range(endings if phonemes else 0):
+                phonemes = with_s(phonemes)
+            return phonemes or None
         if word.endswith("'") or word.startswith("'"):
             bare = word.strip("'")
             return self.pronounce(bare) if bare else None

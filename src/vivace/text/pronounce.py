@@ -112,6 +112,7 @@ class Pronouncer:
         shouting = not any(c.islower() for c in text)
         previous = ""
         pieces = list(_PIECES.finditer(_plain_letters(text)))
+        next_words = _next_words(pieces)
         for place, piece in enumerate(pieces):
             kind, value = piece.lastgroup, piece.group()
             if kind == "tag":
@@ -119,8 +120,7 @@ class Pronouncer:
             elif kind == "space":
                 out.space()
             elif kind == "word":
-                following = next((p.group() for p in pieces[place + 1 :] if p.lastgroup == "word"), "")
-                out.word(_tags(self._in_context(value, previous, following, shouting)))
+                out.word(_tags(self._in_context(value, previous, next_words[place], shouting)))
                 previous = value.lower()
             elif kind == "title":
                 out.word(_tags(self.lexicon.pronounce(value[:-1].lower())))
@@ -216,6 +216,16 @@ class _Writer:
     def text(self) -> str:
         """Everything written."""
         return "".join(self._parts)
+
+
+def _next_words(pieces: list[re.Match[str]]) -> list[str]:
+    """For each piece the word after it, as written; empty where none comes."""
+    following, words = "", [""] * len(pieces)
+    for place in range(len(pieces) - 1, -1, -1):
+        words[place] = following
+        if pieces[place].lastgroup == "word":
+            following = pieces[place].group()
+    return words
 
 
 def _tags(phonemes: Phonemes) -> str:
