@@ -288,3 +288,14 @@ def test_one_row_refuses_what_the_rows_together_refuse(bad):
     only = torch.full_like(logits, -torch.inf)
     only[5] = 0.0
     assert sample_one(only, one, 0, [5] * 10) == 5  # nothing else could be drawn
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-38, 1e-6])
+def test_the_smallest_temperatures_take_the_likeliest(temperature):
+    logits = torch.tensor([10.0, 50.0, 30.0, 49.0])
+    rows = SamplingRows.from_params([SamplingParams(temperature=temperature)], SamplingConfig())
+    none = torch.full((1, 10), -1)
+    for place in range(5):
+        token, ok = sample(logits[None], rows, torch.tensor([place]), none)
+        assert bool(ok)
+        assert int(token) == sample_one(logits, OneRow.of(rows), place, []) == 1

@@ -191,7 +191,11 @@ def sample(
     scores = torch.where(ok[:, None], scores, 0.0)
     greedy = rows.temperature <= 0
     likeliest = scores.argmax(dim=-1)
-    scores = scores / torch.where(greedy, 1.0, rows.temperature)[:, None]
+    # Below the largest score, so that no temperature makes infinities of it.
+    warmed = (scores - scores.amax(dim=-1, keepdim=True)) / torch.where(greedy, 1.0, rows.temperature)[
+        :, None
+    ]
+    scores = torch.where((greedy | (rows.temperature == 1.0))[:, None], scores, warmed)
 
     ids, weights = nucleus(scores, rows.top_p, rows.top_k)
     picked = _draw(weights, uniforms(rows.seeds, positions, NUCLEUS_DRAW))
@@ -270,7 +274,7 @@ def sample_one(
     if row.temperature <= 0:
         return int(scores.argmax())
     if row.temperature != 1.0:
-        scores = scores / torch.tensor(row.temperature)
+        scores = (scores - scores.max()) / torch.tensor(row.temperature)
     probs, ids = scores.softmax(dim=-1).sort(descending=True, stable=True)
     probs, ids = probs[: max(1, row.top_k)], ids[: max(1, row.top_k)]
     before = (probs.cumsum(dim=-1) - probs).tolist()
