@@ -669,3 +669,40 @@ def test_spk2info_entries_that_do_not_fit(entry):
     with pytest.raises(InvalidVoiceError) as caught:
         from_spk2info("boy", entry, config=CONFIG)
     assert caught.value.code == "invalid_voice"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"seconds": 10**400},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"note": "x" * 100_000},
+        {str(index): 1 for index in range(1000)},
+    ],
+    ids=["huge", "nan", "infinite", "long", "many"],
+)
+def test_metadata_that_no_voice_has_is_refused(registry, meta):
+    registry.add(voice("anna"))
+    path = registry._folder / "eve.safetensors"
+    path.write_bytes(with_document(voice("eve"), meta=meta))
+    with pytest.raises(InvalidVoiceError) as raised:
+        registry.get("eve")
+    assert raised.value.code == "invalid_voice"
+    assert [entry.kind for entry in registry.list() if entry.name in ("anna", "eve")] == ["stored", "broken"]
+
+
+@pytest.mark.parametrize("prompt_text", ["x" * 3000, "half \ud800"])
+def test_a_file_whose_prompt_text_is_none_is_a_damaged_voice(tmp_path, prompt_text):
+    path = tmp_path / "eve.safetensors"
+    path.write_bytes(with_document(voice("eve"), prompt_text=prompt_text))
+    with pytest.raises(InvalidVoiceError) as raised:
+        load_voice(path)
+    assert raised.value.code == "invalid_voice"
+
+
+def with_document(whole: Voice, **changes: object) -> bytes:
+    """A voice file whose JSON says something else."""
+    document = {"format": 1, "name": whole.name, "prompt_text": "", "meta": {}} | changes
+    tensors = {"speech_tokens": whole.speech_tokens, "mel": whole.mel, "embedding": whole.embedding}
+    return safetensors.numpy.save(tensors, metadata={"vivace_voice": json.dumps(document)})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import safetensors.numpy
 
-from vivace.errors import VivaceError, VoiceExistsError
+from vivace.errors import InvalidTextError, VivaceError, VoiceExistsError
 from vivace.voice.value import Voice, invalid_voice
 
 if TYPE_CHECKING:
@@ -66,14 +66,11 @@ def from_bytes(data: bytes, name: str | None = None) -> Voice:
     well_formed = isinstance(stored_name, str) and isinstance(prompt_text, str) and isinstance(meta, dict)
     if not well_formed or set(tensors) != _TENSORS:
         raise invalid_voice("the file is damaged or not a Vivace voice")
-    return Voice(
-        name or stored_name,
-        prompt_text,
-        tensors["speech_tokens"],
-        tensors["mel"],
-        tensors["embedding"],
-        meta,
-    )
+    speech_tokens, mel, embedding = tensors["speech_tokens"], tensors["mel"], tensors["embedding"]
+    try:
+        return Voice(name or stored_name, prompt_text, speech_tokens, mel, embedding, meta)
+    except InvalidTextError as error:  # here the text is part of a file, and nothing that a caller gave
+        raise invalid_voice(error.message) from error
 
 
 def load_voice(path: Path, name: str | None = None) -> Voice:

@@ -25,6 +25,10 @@ MAX_PROMPT_TEXT_CHARACTERS = 2_000
 MAX_PROMPT_TOKENS = 15_000
 """Far above what the model accepts; bounds what a voice file can make us allocate."""
 
+MAX_META_ENTRIES = 100
+MAX_META_CHARACTERS = 1_000
+MAX_META_NUMBER = 1e15
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # Device names of Windows, which no file there can have.
 _RESERVED = frozenset(
@@ -154,7 +158,13 @@ def _owned(array: NDArray[np.generic], kind: type[np.generic], ndim: int, what: 
 
 
 def _checked_meta(meta: Mapping[str, MetaValue]) -> dict[str, MetaValue]:
+    if len(meta) > MAX_META_ENTRIES:
+        raise invalid_voice("its metadata has too many entries")
     for key, value in meta.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None):
             raise invalid_voice("its metadata must be plain text, numbers and truth values")
+        if max(len(key), len(value) if isinstance(value, str) else 0) > MAX_META_CHARACTERS:
+            raise invalid_voice("its metadata has an entry that is too long")
+        if isinstance(value, int | float) and not abs(value) < MAX_META_NUMBER:  # also NaN
+            raise invalid_voice("its metadata has a number that is not finite or too large")
     return dict(meta)
