@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivace.checkpoint import load_config
+from vivace.config import Limits
+from vivace.engine.frontend import Frontend
 from vivace.errors import ModelFolderError
 from vivace.text.special_tokens import COSYVOICE3_TOKENS, TEXT_TAGS
 from vivace.text.stream import stream_clauses
@@ -154,3 +159,18 @@ def test_tokens_of_streamed_clauses_are_those_of_the_whole_text(tokenizer):
     assert [index for clause in clauses for index in tokenizer.encode(clause)] == tokenizer.encode(
         "".join(clauses)
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_among_the_files_is_not_waited_for(random_model_folder, tmp_path):
+    folder = Path(shutil.copytree(random_model_folder / "CosyVoice-BlankEN", tmp_path / "tokenizer"))
+    os.mkfifo(folder / "tokenizer_config.json")
+    with pytest.raises(ModelFolderError, match="no regular file"):
+        TextTokenizer.from_folder(folder)
+
+
+def test_more_tokens_than_the_model_has_rows_for_are_refused(random_model_folder):
+    config = load_config(random_model_folder)
+    small = replace(config, lm=replace(config.lm, text_vocab_size=300))
+    with pytest.raises(ModelFolderError, match="the speech LM knows 300"):
+        Frontend(random_model_folder / "CosyVoice-BlankEN", random_model_folder, small, Limits())

@@ -51,6 +51,12 @@ class Frontend:
         self.segment_tokens = limits.segment_text_tokens or config.segment_text_tokens
         self._limits = limits
         self._tokenizer = TextTokenizer.from_folder(tokenizer_folder)
+        if self._tokenizer.vocab_size > config.lm.text_vocab_size:
+            # A row that is not there must not be looked up: on a GPU that ends the whole process's context.
+            raise ModelFolderError(
+                f"{tokenizer_folder}: has {self._tokenizer.vocab_size} tokens, the speech LM knows "
+                f"{config.lm.text_vocab_size}; take the tokenizer files of the same model folder"
+            )
         self._pronouncer: Pronouncer | None = None
         if config.pronunciation is not None:
             if config.pronunciation != "en-arpabet":

@@ -142,6 +142,8 @@ def _special_ids(folder: Path, vocab: dict[str, int], special_tokens: tuple[str,
 
 def _read_text(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():
+            raise ModelFolderError(f"{path}: is no regular file; download the folder again")
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise ModelFolderError(f"{path}: too large for a tokenizer file; download the folder again")
         text = path.read_text(encoding="utf-8")
