@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vivace.checkpoint import convert_folder
 from vivace.doctor import examine, examine_folder, examine_machine
@@ -138,3 +139,16 @@ def test_no_folder_and_other_folders(tmp_path: Path) -> None:
         assert not report.usable
         assert len(report.problems) == 1
         assert "\n" not in report.problems[0]
+
+
+def test_values_of_converted_weights_are_looked_at(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "native"
+    convert_folder(folder, out)
+    path = out / "model.safetensors"
+    weights = load_file(path)
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, path)
+    report = examine_folder(out)
+    assert not report.usable
+    assert any(name in problem and "not finite" in problem for problem in report.problems)

@@ -258,13 +258,13 @@ def _look_at_weights(report: FolderReport, folder: Path) -> bool:
     """Checks names, shapes and values of every stage: what opening the model would refuse is found here."""
     from vivace.checkpoint import STAGES, load_config
     from vivace.checkpoint.files import is_native
-    from vivace.checkpoint.native import read_native_weights
+    from vivace.checkpoint.native import read_finite_weights
     from vivace.checkpoint.official import read_official_stage, stage_file
 
     config = load_config(folder)
     actions: dict[Path, Callable[[], object]]
     if is_native(folder):
-        actions = {folder / "model.safetensors": partial(read_native_weights, folder, config)}
+        actions = {folder / "model.safetensors": partial(read_finite_weights, folder, config)}
     else:
         actions = {
             stage_file(folder, stage): partial(read_official_stage, stage_file(folder, stage), stage, config)

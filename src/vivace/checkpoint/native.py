@@ -25,7 +25,7 @@ from vivace.checkpoint.config_check import check_config
 from vivace.checkpoint.config_json import from_json, to_json
 from vivace.checkpoint.files import NATIVE_JSON, NATIVE_WEIGHTS, check_file
 from vivace.checkpoint.shapes import STAGES, Stage, weight_shapes
-from vivace.checkpoint.torch_file import FLOAT_DTYPES
+from vivace.checkpoint.torch_file import FLOAT_DTYPES, check_finite
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
 
@@ -105,6 +105,15 @@ def read_native_weights(folder: Path, config: ModelConfig) -> dict[Stage, dict[s
                 weights[_stage(stage)][name] = tensor
     except (SafetensorError, OSError) as error:
         raise ModelFolderError(f"{path.name}: is cut off or damaged; convert the model again") from error
+    return weights
+
+
+def read_finite_weights(folder: Path, config: ModelConfig) -> dict[Stage, dict[str, Tensor]]:
+    """As :func:`read_native_weights`, with every value looked at. Raises ModelFolderError."""
+    weights = read_native_weights(folder, config)
+    for stage, tensors in weights.items():
+        for name, tensor in tensors.items():
+            check_finite(tensor, f"{stage}.{name}", NATIVE_WEIGHTS, torch.float64)
     return weights
 
 
