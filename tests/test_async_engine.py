@@ -310,3 +310,31 @@ def test_open_loads_without_holding_up_the_loop(random_model_folder, tmp_path, a
             assert engine.voices.builtin_names == ("noise",)
 
     asyncio.run(main())
+
+
+def test_closing_while_the_request_is_checked_ends_it(make, ask, monkeypatch):
+    engine = make()
+    checking, go_on = threading.Event(), threading.Event()
+    submit = engine.submit
+
+    def slow_submit(request):
+        checking.set()
+        assert go_on.wait(DEADLINE_S)
+        return submit(request)
+
+    monkeypatch.setattr(engine, "submit", slow_submit)
+
+    async def scenario(async_engine):
+        stream = async_engine.stream(ask(LONG))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(checking.wait, DEADLINE_S)
+        await stream.aclose()
+        go_on.set()
+        with pytest.raises(CancelledRequestError):
+            await first
+        with pytest.raises(CancelledRequestError):
+            await anext(stream)
+        while async_engine.num_running:  # its end waits for the step that runs
+            await asyncio.sleep(0)
+
+    in_loop(scenario, engine)

@@ -95,14 +95,16 @@ class AsyncSpeechStream(AsyncIterator[AudioChunk]):
         return self.summary(join([chunk.samples async for chunk in self]))
 
     async def _begin(self) -> LiveRequest:
-        if self._refusal is not None:
-            raise self._refusal
+        self._raise_refusal()
         loop = self._loop = asyncio.get_running_loop()
         try:
             live = self._live = await _in_thread(self._submit, self._engine.cancel)
         except Exception as error:
             self._refusal = error
             raise
+        if self._was_closed:  # by another task, meanwhile
+            self._engine.cancel(live)
+        self._raise_refusal()
         news = self._news
 
         def listener() -> None:  # knows nothing of this stream, so that dropping it frees it
@@ -117,6 +119,14 @@ class AsyncSpeechStream(AsyncIterator[AudioChunk]):
             pull = self._engine.pull_all_text
             threading.Thread(target=pull, args=(live,), name="vivace-text", daemon=True).start()
         return live
+
+    @property
+    def _was_closed(self) -> bool:
+        return self._refusal is not None
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
 
 async def _in_thread(submit: Callable[[], LiveRequest], cancel: Callable[[LiveRequest], None]) -> LiveRequest:
