@@ -622,3 +622,17 @@ def test_settings_of_the_child_are_plain_json():
     )
     assert result.returncode != 0
     assert b"JSONDecodeError" in result.stderr
+
+
+def test_a_child_that_cannot_be_started_is_an_error_of_ours():
+    with pytest.raises(VivaceError, match="could not be started"):
+        decode_audio(GOOD, LIMITS, command=["/nowhere/at/all"])
+
+
+@pytest.mark.parametrize(
+    "reply", ['{"rate_hz": 1.5, "frames": 1}', '{"rate_hz": 16000, "frames": "x"}', "[" * 900]
+)
+def test_replies_of_other_types_are_failures_of_the_child(reply):
+    code = f"import sys; print('ready', flush=True); sys.stdin.buffer.read(); print({reply!r}, flush=True)"
+    with pytest.raises(InvalidAudioError, match="failed"):
+        decode_audio(GOOD, LIMITS, command=[sys.executable, "-S", "-c", code])

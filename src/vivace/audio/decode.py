@@ -167,19 +167,12 @@ def _decode_in_child(command: list[str], data: bytes, limits: Limits) -> tuple[F
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     environment = child_environment() | {"PYTHONPATH": paths}
     max_values = int(limits.prompt_seconds_max * limits.prompt_rate_hz_max) + 1
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        bufsize=0,
-    ) as process:
+    with _start(command, environment) as process:
         deadline = _Deadline(process.kill)
         try:
             deadline.set(START_SECONDS)
             if _read_exactly(process, 6) != b"ready\n":
-                raise VivaceError("The audio decoder process could not be started; see `vivace doctor`.")
+                raise _not_started()
             deadline.set(limits.decode_seconds)
             _write_all(process, data)
             return _read_answer(process, max_values)
@@ -195,6 +188,24 @@ def _decode_in_child(command: list[str], data: bytes, limits: Limits) -> tuple[F
         finally:
             deadline.clear()
             process.kill()  # also on KeyboardInterrupt; leaving the block waits for the process
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            bufsize=0,
+        )
+    except OSError as error:  # no memory, no descriptors, too many processes
+        raise _not_started() from error
+
+
+def _not_started() -> VivaceError:
+    return VivaceError("The audio decoder process could not be started; see `vivace doctor`.")
 
 
 class _ChildFailedError(Exception):
@@ -238,7 +249,9 @@ def _read_answer(process: subprocess.Popen[bytes], max_values: int) -> tuple[Flo
         if "code" in reply:
             raise InvalidAudioError(str(reply["message"]), code=str(reply["code"]), param=_PARAM)
         rate_hz, num_values = int(str(reply["rate_hz"])), int(str(reply["frames"]))
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except InvalidAudioError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _ChildFailedError from error
     if not 0 <= num_values <= max_values:
         raise _ChildFailedError
