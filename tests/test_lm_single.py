@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -58,3 +60,16 @@ def test_only_small_float32_models_on_a_cpu(lm):
     assert not SingleStep.fits(SpeechLM(CONFIG).eval().bfloat16())
     wide = SpeechLMConfig(1024, 32, 1, 2, 1, 64, 30, speech_token_size=20)
     assert not SingleStep.fits(SpeechLM(wide).eval())
+
+
+@torch.inference_mode()
+def test_gates_far_below_zero_are_shut_without_a_warning(lm):
+    steep = copy.deepcopy(lm)
+    for layer in steep.layers:
+        layer.mlp.gate_proj.weight.mul_(1000)
+    mine, theirs = steep.new_cache(1, 4), steep.new_cache(1, 4)
+    start = torch.randn(1, 5, CONFIG.hidden_size)
+    steep(start, mine)
+    steep(start, theirs)
+    want = steep(steep.embed_speech(torch.tensor([[3]])), theirs)[0, 0]
+    torch.testing.assert_close(SingleStep(steep).hidden(3, mine), want, rtol=1e-3, atol=1e-3)

@@ -104,7 +104,10 @@ class SingleStep:
             x = x + layer.out @ self._attended(queries * self._scale, keys, values, place + 1)
             y = self._norm(x, layer.between)
             gate = layer.gate @ y
-            x = x + layer.down @ (gate / (1 + np.exp(-gate)) * (layer.up @ y))
+            with np.errstate(
+                over="ignore"
+            ):  # below -88 the exponential is infinite and the quotient 0, as it should
+                x = x + layer.down @ (gate / (1 + np.exp(-gate)) * (layer.up @ y))
         cache.advance(1)
         return torch.from_numpy(self._norm(x, self._last))
 
