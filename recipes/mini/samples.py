@@ -29,6 +29,7 @@ def draw(mels: list[tuple[str, np.ndarray]], path: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from PIL import Image
 
     figure, axes = plt.subplots(len(mels), 1, figsize=(10, 2.1 * len(mels)), layout="constrained")
     longest = max(len(mel) for _, mel in mels) / 50
@@ -39,6 +40,8 @@ def draw(mels: list[tuple[str, np.ndarray]], path: Path) -> None:
         axis.set_ylabel("mel band")
     axes[-1].set_xlabel("seconds")
     figure.savefig(path, dpi=80)
+    with Image.open(path) as picture:  # 64 colours are enough, and a third of the bytes
+        picture.convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def main() -> None:
