@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pickle
@@ -858,3 +859,28 @@ def test_damaged_voices_are_refused_by_name(tmp_path: Path, entry: object, reaso
     with pytest.raises(ModelFolderError, match=reason) as caught:
         read_official_voices(tmp_path / "spk2info.pt", 192, 80)
     assert "eve" in caught.value.message
+
+
+def test_the_pickle_that_is_loaded_is_the_one_that_is_scanned(tmp_path):
+    """Torch takes ``DATA.PKL`` for ``data.pkl``; Python's reader of archives does not."""
+    harmless = io.BytesIO()
+    torch.save({"w": torch.zeros(4)}, harmless)
+    path = tmp_path / "two.pt"
+    with zipfile.ZipFile(harmless) as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+        hostile = pickle.dumps(os.system, protocol=2)
+        target.writestr(f"{source.namelist()[0].split('/')[0]}/DATA.PKL", hostile)
+    with pytest.raises(ModelFolderError, match=r"asks for '.*system'"):
+        read_torch_file(path)
+
+
+@pytest.mark.parametrize("change", [{"num_steps": 1000}, {"noise_frames": 1_000_000}])
+def test_sizes_that_no_weight_bounds_have_bounds_of_their_own(random_model_folder, tmp_path, change):
+    out = tmp_path / "native"
+    convert_folder(random_model_folder, out)
+    document = json.loads((out / "vivace.json").read_text())
+    document["config"]["flow"] |= change
+    (out / "vivace.json").write_text(json.dumps(document))
+    with pytest.raises(ModelFolderError, match=next(iter(change))):
+        load_config(out)

@@ -154,11 +154,12 @@ def _check_archive(path: Path) -> list[int]:
                 raise ModelFolderError(
                     f"{path.name}: is a compressed archive, not a weights file; use the original .pt"
                 )
-            if pickles[0].file_size > MAX_PICKLE_BYTES:
-                raise ModelFolderError(
-                    f"{path.name}: describes too many objects; this is another kind of file"
-                )
-            program = archive.read(pickles[0])
+        # Two readers may find different entries in one archive (names that differ in case, a second directory), so
+        # the pickle that is scanned is the one that torch's own reader will load.
+        reader = torch._C.PyTorchFileReader(str(path))
+        if reader.get_record_size("data.pkl") > MAX_PICKLE_BYTES:
+            raise ModelFolderError(f"{path.name}: describes too many objects; this is another kind of file")
+        program = reader.get_record("data.pkl")
     except (zipfile.BadZipFile, struct.error, ValueError, EOFError, OSError, RuntimeError) as error:
         raise ModelFolderError(f"{path.name}: is cut off or damaged; download it again") from error
     _scan_pickle(program, path.name)
