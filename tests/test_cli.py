@@ -5,12 +5,16 @@ import json
 import subprocess
 import sys
 import wave
+from dataclasses import replace
 
 import pytest
 import soundfile
 
 from tests.helpers import speech_like_wav
 from vivace import __version__, cli
+from vivace.config import cpu_threads
+from vivace.engine import open_voices
+from vivace.voice import save_voice
 
 
 @pytest.fixture
@@ -224,6 +228,17 @@ def test_the_life_of_a_stored_voice(vivace, random_model_folder, recording, tmp_
     assert vivace("voice", "import", recording, *model)[0] == 1
 
 
+def test_control_codes_of_a_voice_do_not_reach_the_terminal(vivace, random_model_folder, tmp_path):
+    engine_voice = open_voices(random_model_folder).get("noise")
+    save_voice(
+        replace(engine_voice, name="eve", prompt_text="Red\x1b[31m\nalert."), tmp_path / "eve.safetensors"
+    )
+    assert vivace("voice", "import", tmp_path / "eve.safetensors", "-m", random_model_folder)[0] == 0
+    lines = vivace("voice", "list", "-m", random_model_folder)[1]
+    assert [line for line in lines if line.startswith("eve ")][0].endswith("Red [31m alert.")
+    assert all(line.isprintable() for line in lines)
+
+
 def test_bench_streaming(vivace, random_model_folder):
     code, lines, _ = vivace(
         "bench", "streaming", "-m", random_model_folder, "--seconds", 2, "--runs", 1, "--dtype", "bfloat16"
@@ -243,3 +258,11 @@ def test_the_installed_command_ends_with_its_exit_code(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("vivace: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"), [("3", 3), ("0", None), ("", None), ("²", None), ("two", None)]
+)
+def test_threads_from_the_environment(monkeypatch, given, threads):
+    monkeypatch.setenv("VIVACE_THREADS", given)
+    assert cpu_threads() == threads

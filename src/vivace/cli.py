@@ -266,7 +266,9 @@ def voice_list(model: Model = "mini", as_json: AsJson = False) -> None:
 
     entries = open_voices(model).list()
     for entry in entries:
-        _print(f"{entry.name:24} {entry.kind:9} {entry.seconds:5.1f} s  {entry.problem or entry.prompt_text}")
+        # Voices come from elsewhere too: no control codes of theirs may reach the terminal.
+        said = "".join(c if c.isprintable() else " " for c in entry.problem or entry.prompt_text)
+        _print(f"{entry.name:24} {entry.kind:9} {entry.seconds:5.1f} s  {said}")
     if as_json:
         _print_json({"voices": [asdict(entry) for entry in entries]})
 

@@ -188,7 +188,7 @@ def voices_folder() -> Path:
 def cpu_threads() -> int | None:
     """Threads for tensor work on the CPU from ``$VIVACE_THREADS``; None leaves the library's choice."""
     given = os.environ.get("VIVACE_THREADS")
-    return int(given) if given and given.isdigit() and int(given) > 0 else None
+    return int(given) if given and given.isdecimal() and int(given) > 0 else None
 
 
 def child_environment() -> dict[str, str]:
