@@ -235,7 +235,7 @@ def test_control_codes_of_a_voice_do_not_reach_the_terminal(vivace, random_model
     )
     assert vivace("voice", "import", tmp_path / "eve.safetensors", "-m", random_model_folder)[0] == 0
     lines = vivace("voice", "list", "-m", random_model_folder)[1]
-    assert [line for line in lines if line.startswith("eve ")][0].endswith("Red [31m alert.")
+    assert next(line for line in lines if line.startswith("eve ")).endswith("Red [31m alert.")
     assert all(line.isprintable() for line in lines)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from vivace.text.tables import words
-
 
 def _regular(**names: str) -> dict[str, tuple[str, str]]:
     return {short: (name, name + "s") for short, name in names.items()}
@@ -212,10 +210,3 @@ TITLES_BEFORE_NUMBER: dict[str, str] = {
     "c.": "circa",
 }
 """Short forms that mean this only before a number."""
-
-NO_SENTENCE_END = frozenset(
-    short.lower().rstrip(".") for short in (*ABBREVIATIONS, *TITLES_BEFORE_NUMBER) if short.endswith(".")
-) | frozenset(
-    words("st etc al cf viz jan feb mar apr jun jul aug sept sep oct nov dec mme mlle bzw ca usw nr str z.b")
-)
-"""Words after which a full stop ends no sentence (without the full stop, lower case)."""
