@@ -14,10 +14,12 @@ from vivace import (
     InvalidRequestError,
     InvalidTextError,
     SamplingParams,
+    SynthesisError,
     SynthesisRequest,
 )
 from vivace.engine import stages
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.text_feed import TextReader
 
 SHORT = "Hello there."
 LONG = "Once upon a time, a fox sang in the rain."
@@ -336,5 +338,22 @@ def test_closing_while_the_request_is_checked_ends_it(make, ask, monkeypatch):
             await anext(stream)
         while async_engine.num_running:  # its end waits for the step that runs
             await asyncio.sleep(0)
+
+    in_loop(scenario, engine)
+
+
+def test_a_fault_in_the_text_front_end_ends_the_request(make, ask, monkeypatch):
+    """It happens in the thread that reads the text; the consumer must hear of it."""
+
+    def broken(self, text):
+        raise IndexError("a fault of ours")
+
+    engine = make()
+    monkeypatch.setattr(TextReader, "read", broken)
+
+    async def scenario(running):
+        with pytest.raises(SynthesisError):
+            await asyncio.wait_for(anext(running.stream(ask(iter(["Hello there. ", "More."])))), 30)
+        assert engine.num_running == 0
 
     in_loop(scenario, engine)

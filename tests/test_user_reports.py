@@ -16,8 +16,10 @@ import torch
 from tests.helpers import noise_voice, quiet_engine, speech_like_wav
 from vivace import InvalidVoiceError, SamplingParams, SynthesisRequest, VoiceNotFoundError
 from vivace.audio.features import mel_24k
+from vivace.checkpoint import load_config
 from vivace.config import Limits
 from vivace.engine.engine import Engine
+from vivace.engine.frontend import Frontend
 from vivace.engine.loading import load_assets, model_folder
 from vivace.engine.silence import is_near_silent
 from vivace.models.speech_lm import SpeechLM
@@ -342,3 +344,13 @@ def test_T22_a_thousand_sentences_are_few_segments(mini):
     assert len(segments) < 100
     for one, other in itertools.pairwise(segments):
         assert one[0].count("Hi.") >= other[0].count("Hi.") - 1
+
+
+def test_A10_addresses_and_versions_are_read_in_words_by_the_embedded_model() -> None:
+    """The dots reach a model that reads words; this one reads phonemes and would stop at each of them."""
+    folder = model_folder("mini")
+    frontend = Frontend(folder / "CosyVoice-BlankEN", folder, load_config(folder), Limits())
+    in_words = "version v two point five point one is out"
+    assert frontend.tokens("version v2.5.1 is out") == frontend.tokens(in_words)
+    assert frontend.tokens("see www.example.com now") == frontend.tokens("see w w w dot example dot com now")
+    assert len(frontend.tokens("[AA1][laughter]")) == 2

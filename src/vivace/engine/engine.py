@@ -465,6 +465,10 @@ class Engine:
         except VivaceError as error:
             self.abort(live, error)
             return
+        except Exception as error:  # a fault of ours must end the request, not leave its consumer waiting
+            _log.exception("internal error in the text front end")
+            self.abort(live, SynthesisError(f"internal error ({type(error).__name__})"))
+            return
         elapsed_ms = (time.perf_counter() - started) * 1e3
         self._turn.tell(lambda: self._add_text(live, parts, elapsed_ms, is_end=is_end))
 

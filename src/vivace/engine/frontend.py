@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vivace.config import Limits, ModelConfig, SpeechLMConfig
 from vivace.errors import InvalidTextError, ModelFolderError
+from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
 from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
+from vivace.text.protected import PROTECTED
+from vivace.text.special_tokens import TAG_PATTERN
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
 from vivace.text.tokenizer import TextTokenizer
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
 
 SpokenPart: TypeAlias = tuple[str, list[int]]
 """Words as they go to the model, and their token ids."""
+
+
+def _in_words(match: re.Match[str]) -> str:
+    """A protected span in words; special tags stay."""
+    return match.group() if TAG_PATTERN.fullmatch(match.group()) else speak_dots(match.group())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,10 @@ class Frontend:
         return PromptTokens(list(prompt.prefix_tokens), list(prompt.transcript_tokens), speech)
 
     def _pronounce(self, text: str) -> str:
-        return text if self._pronouncer is None else self._pronouncer.to_tags(text)
+        """Phoneme tags where the model reads them; addresses and versions, which kept their dots, in words first."""
+        if self._pronouncer is None:
+            return text
+        return self._pronouncer.to_tags(PROTECTED.sub(_in_words, text))
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
         """Text of a prompt that an official file stores as ids, template removed."""
