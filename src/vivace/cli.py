@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vivace import __version__
-from vivace.errors import InvalidTextError, ModelFolderError, VivaceError
+from vivace.config import let_idle_threads_sleep
+from vivace.config import spin_briefly
+from vivace.errors import InvalidRequestError, InvalidTextError, ModelFolderError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
@@ -109,9 +113,12 @@ def say(
     as_json: AsJson = False,
 ) -> None:
     """Speak: text in, an audio file out, written while it is made."""
+    from vivace.audio.formats import check_target
     from vivace.datatypes import SamplingParams
     from vivace.engine import SynthesisRequest
 
+    check_target(out)
+    _check_one_voice(voice, prompt_audio, prompt_text)
     with _engine(model, device, dtype, lm) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
@@ -128,6 +135,16 @@ def say(
         )
         result = _to_file(engine.stream(request), out, engine.sample_rate_hz)
     _report(result, out, as_json)
+
+
+def _check_one_voice(voice: str | None, prompt_audio: Path | None, prompt_text: str = "") -> None:
+    """Nothing that was asked for is left out in silence."""
+    if voice is not None and prompt_audio is not None:
+        raise InvalidRequestError("give --voice or --prompt-audio, not both", code="unsupported_value")
+    if prompt_text and prompt_audio is None:
+        raise InvalidRequestError(
+            "--prompt-text says what --prompt-audio holds; give both", code="unsupported_value"
+        )
 
 
 def _standard_input() -> Iterator[str]:
@@ -151,10 +168,13 @@ def _to_file(stream: SpeechStream, out: Path, rate_hz: int) -> SynthesisResult:
         TextColumn("{task.fields[audio]:.1f} s of audio"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None, audio=0.0)
+        # Opened with the first audio in hand: a request that fails before leaves an older file alone.
+        first = list(islice(stream, 1))
         with open_writer(out, rate_hz) as writer:
-            for chunk in stream:
+            for chunk in chain(first, stream):
                 writer.write(chunk.samples)
                 progress.update(task, audio=chunk.start_s + len(chunk.samples) / rate_hz)
     return stream.summary()
@@ -188,6 +208,10 @@ def transform(
     as_json: AsJson = False,
 ) -> None:
     """Voice conversion: the words of one recording in the voice of another."""
+    from vivace.audio.formats import check_target
+
+    check_target(out)
+    _check_one_voice(voice, prompt_audio)
     with _engine(model, device, dtype) as engine:
         target = engine.make_voice(prompt_audio, "") if prompt_audio is not None else voice
         stream = engine.transform(source, target, speed=speed)
@@ -197,7 +221,7 @@ def transform(
 
 @app.command()
 def convert(
-    folder: Annotated[Path, typer.Argument(help="Official model folder.")],
+    folder: Annotated[str, typer.Argument(help="Official model folder, or 'mini' for the embedded model.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
@@ -205,8 +229,9 @@ def convert(
 ) -> None:
     """Write a model in Vivace's own format: one safetensors file and one JSON, loaded by memory map."""
     from vivace.checkpoint import convert_folder
+    from vivace.engine.loading import model_folder
 
-    summary = convert_folder(folder, out, dtype=dtype.value, lm_variant=lm.value)
+    summary = convert_folder(model_folder(folder), out, dtype=dtype.value, lm_variant=lm.value)
     _print(f"{out}: written; use it with --model {out}")
     if as_json:
         _print_json(summary)
@@ -255,8 +280,9 @@ def voice_add(
 ) -> None:
     """Store a voice made from a recording."""
     with _engine(model, "cpu", warm_up=False) as engine:
-        engine.voices.add(engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent))
-    _print(f"{name}: stored")
+        made = engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
+        engine.voices.add(made)
+    _print(f"{made.name}: stored")
 
 
 @voice_app.command("list")
@@ -322,8 +348,23 @@ def _one_line(error: VivaceError) -> str:
     return " ".join(error.message.split())
 
 
+def _end_on_signals() -> None:
+    """A closed terminal and ``kill`` end the command as Ctrl-C does: no half-written file stays behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP; under nohup it is ignored
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
+
+
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
+    let_idle_threads_sleep()
+    _end_on_signals()
+    spin_briefly()
     try:
         app()
     except ModelFolderError as error:
