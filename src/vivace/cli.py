@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vivace import __version__
-from vivace.config import let_idle_threads_sleep
-from vivace.config import spin_briefly
 from vivace.errors import InvalidRequestError, InvalidTextError, ModelFolderError, VivaceError
 
 if TYPE_CHECKING:
@@ -362,9 +360,7 @@ def _end_on_signals() -> None:
 
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
-    let_idle_threads_sleep()
     _end_on_signals()
-    spin_briefly()
     try:
         app()
     except ModelFolderError as error:

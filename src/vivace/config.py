@@ -191,28 +191,9 @@ def cpu_threads() -> int | None:
     return int(given) if given and given.isdecimal() and int(given) > 0 else None
 
 
-def let_idle_threads_sleep() -> None:
-    """Threads that wait for others sleep instead of spinning, unless the user chose otherwise.
-
-    Spinning gains a little on an idle machine and costs a factor of ten as soon as another process wants a core.
-    Call it before the tensor library is imported.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
 def child_environment() -> dict[str, str]:
     """Environment of the process that decodes untrusted files: what finding shared libraries takes, no secrets,
     one thread."""
     names = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
     passed_on = {name: os.environ[name] for name in names if name in os.environ}
     return passed_on | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-
-
-def spin_briefly() -> None:
-    """Lets OpenMP's threads sleep soon instead of spinning while they wait for each other.
-
-    On a busy machine spinning threads hold the cores that the others need: the same command then took up to forty
-    times as long. A short spin costs nothing that could be measured on a quiet one. Has an effect only before the
-    tensor library is loaded; a value that the user has set stays.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
