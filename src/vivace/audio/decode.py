@@ -42,7 +42,7 @@ START_SECONDS = 30.0
 
 _PARAM = "prompt_audio"
 
-AudioSource = bytes | Path
+AudioSource = bytes | str | Path
 """A file's content, or its path."""
 
 
@@ -62,6 +62,11 @@ def decode_audio(
         InvalidAudioError: with the code of what is wrong; the message never holds any of the input.
         VivaceError: the child process could not be started.
     """
+    given: object = source
+    if not isinstance(given, bytes | str | os.PathLike):
+        raise InvalidAudioError(
+            "Prompt audio must be the path of a file, or its bytes.", code="invalid_type", param=_PARAM
+        )
     data = source if isinstance(source, bytes) else _read_file(source, limits.prompt_file_bytes)
     if len(data) > limits.prompt_file_bytes:
         raise InvalidAudioError(
@@ -127,7 +132,7 @@ def _loudest_rms(samples: Float32, rate_hz: int) -> float:
     return float(np.sqrt(power.max()))
 
 
-def _read_file(path: Path, max_bytes: int) -> bytes:
+def _read_file(path: str | Path, max_bytes: int) -> bytes:
     """At most ``max_bytes + 1`` bytes of a regular file; a FIFO or a device is refused, not waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:

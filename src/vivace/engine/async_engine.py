@@ -13,7 +13,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import torch
 
 from vivace.datatypes import SynthesisResult
 from vivace.engine.async_stream import AsyncSpeechStream
@@ -21,9 +23,12 @@ from vivace.engine.engine import Engine
 from vivace.engine.request import SynthesisRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from vivace.audio.decode import AudioSource
+    from vivace.checkpoint import LMVariant
+    from vivace.config import Limits
     from vivace.voice import Voice, VoiceRegistry
 
 
@@ -36,9 +41,29 @@ class AsyncEngine:
         self._thread.start()
 
     @classmethod
-    async def open(cls, *args: Any, **options: Any) -> AsyncEngine:
+    async def open(
+        cls,
+        model: str | Path = "mini",
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        lm_variant: LMVariant = "base",
+        voices_folder: Path | None = None,
+        limits: Limits | None = None,
+        warm_up: bool = True,
+    ) -> AsyncEngine:
         """As ``Engine.open``, without holding up the event loop."""
-        return cls(await asyncio.to_thread(Engine.open, *args, **options))
+        engine = await asyncio.to_thread(
+            Engine.open,
+            model,
+            device=device,
+            dtype=dtype,
+            lm_variant=lm_variant,
+            voices_folder=voices_folder,
+            limits=limits,
+            warm_up=warm_up,
+        )
+        return cls(engine)
 
     async def __aenter__(self) -> AsyncEngine:
         return self
