@@ -112,6 +112,26 @@ def test_damage_is_told_apart_from_absence(folder: Path) -> None:
     assert not report.usable
 
 
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("campplus.onnx", {"clone", "convert_voice"}),
+        ("speech_tokenizer_v3.onnx", {"clone", "convert_voice"}),
+        ("spk2info.pt", {"speak", "instruct", "clone", "convert_voice"}),
+        ("voices/a.safetensors", {"speak", "instruct", "clone", "convert_voice"}),
+        ("CosyVoice-BlankEN/vocab.json", {"speak", "instruct", "clone"}),
+    ],
+)
+def test_files_beside_the_weights_are_opened(folder: Path, file: str, lost: set[str]) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_bytes(b"junk" * 100)
+    report = examine_folder(folder)
+    assert {feature for feature, there in report.features.items() if not there} == lost
+    assert report.usable is ("speak" not in lost)
+    assert bool(report.problems) is not report.usable
+    assert sum(entry.status == "problem" for entry in report.files) == 1
+
+
 def test_reinforced_language_model_is_optional(folder: Path) -> None:
     (folder / "llm.rl.pt").write_bytes(b"x" * 100)
     report = examine_folder(folder)

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from vivace.errors import ModelFolderError
+
+if TYPE_CHECKING:
+    from vivace.config import ModelConfig
 
 T = TypeVar("T")
 Status: TypeAlias = Literal["ok", "missing", "problem"]
@@ -198,7 +201,7 @@ def _look_at_soundfile(report: MachineReport) -> None:
 def examine_folder(folder: Path) -> FolderReport:
     """What a model folder offers: headers and configuration are read, weights only as far as they name themselves."""
     from vivace.checkpoint import STAGES, load_config, num_parameters
-    from vivace.checkpoint.files import find_paths, is_native
+    from vivace.checkpoint.files import is_native
 
     report = FolderReport(folder=str(folder))
     config = _attempt(report, lambda: load_config(folder))
@@ -209,38 +212,115 @@ def examine_folder(folder: Path) -> FolderReport:
     report.model = f"CosyVoice {config.generation}, {config.lm.num_layers} + {config.flow.dit.depth} layers"
     report.parameters = {stage: num_parameters(config, stage) for stage in STAGES}
     weights_ok = _look_at_weights(report, folder)
-    paths, missing = find_paths(folder)
-    own_voices = list((folder / "voices").glob("*.safetensors"))
-    for key, path in (
-        ("tokenizer", paths.tokenizer),
-        ("speaker_encoder", paths.speaker_encoder),
-        ("speech_tokenizer", paths.speech_tokenizer),
-        ("voices", paths.voices),
-    ):
-        if path is not None:
-            report.files.append(FileReport(path.name, "ok", _size(path) if path.is_file() else ""))
-        elif key == "voices" and own_voices:
-            report.files.append(FileReport("voices", "ok", f"{len(own_voices)} built in"))
-        else:
-            name, _, detail = missing[key].partition(": ")
-            report.files.append(
-                FileReport(name, "missing" if detail.startswith("is missing") else "problem", detail)
-            )
-    stored = paths.voices is not None or bool(own_voices)
-    encoders = paths.speaker_encoder is not None and paths.speech_tokenizer is not None
-    speak = weights_ok and paths.tokenizer is not None and (stored or encoders)
+    parts = _look_at_parts(report, folder, config)
+    encoders = "speaker_encoder" in parts and "speech_tokenizer" in parts
+    has_text = weights_ok and "tokenizer" in parts and "voices" not in parts.broken
+    speak = has_text and ("voices" in parts or encoders)
     report.features = {
         "speak": speak,
         "instruct": speak,
         "clone": speak and encoders,
-        "convert_voice": weights_ok and encoders,
+        "convert_voice": weights_ok and encoders and "voices" not in parts.broken,
     }
     report.usable = speak
-    if weights_ok and paths.tokenizer is not None and not speak:
+    if has_text and not speak:
         report.problems.append("no stored voice and no prompt encoders, so there is no voice to speak with")
-    if paths.tokenizer is None:
-        report.problems.append(missing["tokenizer"])
     return report
+
+
+class _Parts(set[str]):
+    """Parts of a folder beside the weights that are there and can be opened; ``broken`` are there and cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: set[str] = set()
+
+
+def _look_at_parts(report: FolderReport, folder: Path, config: ModelConfig) -> _Parts:
+    """Opens tokenizer, encoders and voices. Only what stands in the way of any speech is a problem of the folder."""
+    from vivace.checkpoint.files import find_paths
+
+    paths, missing = find_paths(folder)
+    own_voices = sorted((folder / "voices").glob("*.safetensors"))
+    voices = paths.voices or (folder / "voices" if own_voices else None)
+    parts = _Parts()
+    for key, path, action in (
+        ("tokenizer", paths.tokenizer, partial(_open_text_files, paths.tokenizer, folder, config)),
+        (
+            "speaker_encoder",
+            paths.speaker_encoder,
+            partial(_open_encoders, paths.speaker_encoder, None, config),
+        ),
+        (
+            "speech_tokenizer",
+            paths.speech_tokenizer,
+            partial(_open_encoders, None, paths.speech_tokenizer, config),
+        ),
+        ("voices", voices, partial(_open_voices, paths.voices, own_voices, config)),
+    ):
+        error = ModelFolderError(missing[key]) if path is None else _error(action)
+        if error is None and path is not None:
+            parts.add(key)
+            detail = _size(path) if path.is_file() else ""
+            report.files.append(
+                FileReport(
+                    path.name, "ok", f"{len(own_voices)} built in" if path.name == "voices" else detail
+                )
+            )
+            continue
+        message = "" if error is None else error.message
+        name, _, detail = message.partition(": ")
+        is_missing = path is None and detail.startswith("is missing")
+        report.files.append(FileReport(Path(name).name, "missing" if is_missing else "problem", detail))
+        if path is not None:
+            parts.broken.add(key)
+        if key == "tokenizer" or (key == "voices" and path is not None):
+            report.problems.append(message)
+    return parts
+
+
+def _error(action: Callable[[], object]) -> ModelFolderError | None:
+    try:
+        action()
+    except ModelFolderError as error:
+        return error
+    except OSError as error:
+        return ModelFolderError(f"{Path(str(error.filename)).name}: cannot be read ({error.strerror})")
+    return None
+
+
+def _open_text_files(tokenizer: Path | None, folder: Path, config: ModelConfig) -> None:
+    from vivace.text.pronounce import Pronouncer
+    from vivace.text.tokenizer import TextTokenizer
+
+    if tokenizer is not None:
+        TextTokenizer.from_folder(tokenizer)
+    if config.pronunciation is not None:
+        Pronouncer.from_folder(folder)
+
+
+def _open_encoders(speaker: Path | None, speech: Path | None, config: ModelConfig) -> None:
+    from vivace.models.prompt_encoders import SpeakerEncoder, SpeechTokenizer
+
+    if speaker is not None:
+        SpeakerEncoder(speaker, config.flow.spk_embed_dim)
+    if speech is not None:
+        SpeechTokenizer(speech, config.lm.speech_token_size)
+
+
+def _open_voices(official: Path | None, own: list[Path], config: ModelConfig) -> None:
+    import safetensors
+
+    from vivace.checkpoint import read_official_voices
+
+    if official is not None:
+        read_official_voices(official, config.flow.spk_embed_dim, config.flow.output_size)
+    for path in own:
+        try:
+            with safetensors.safe_open(path, framework="np"):
+                pass
+        except safetensors.SafetensorError:
+            raise ModelFolderError(f"{path.name}: is no voice, or a damaged one; download it again") from None
 
 
 def _attempt(report: FolderReport, action: Callable[[], T]) -> T | None:
