@@ -555,6 +555,11 @@ def test_language(text, language):
     assert detect_language(text) == language
 
 
+def test_addresses_have_no_language():
+    assert detect_language("See https://example.com/a.html, 20% off") == "en"
+    assert normalize("See example.com, 20% off") == "See example.com, twenty percent off"
+
+
 def test_language_names():
     assert [language_code(name) for name in ("en-US", "Chinese", "zh_CN", "auto", None, "pt-BR")] == [
         "en", "zh", "zh", None, None, "pt",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vivace.config import Limits
 from vivace.datatypes import SamplingParams
 from vivace.errors import InvalidRequestError, InvalidTextError
+from vivace.text.language import is_language
 
 if TYPE_CHECKING:
     from vivace.voice import Voice
@@ -64,6 +65,10 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
         value: object = getattr(request, name)
         if value is not None and not isinstance(value, str):
             raise InvalidRequestError(f"{name} must be a str", code="invalid_type", param=name)
+    if request.language is not None and not is_language(request.language):
+        raise InvalidRequestError(
+            "language must be a code such as en, zh or de", code="unsupported_value", param="language"
+        )
     if request.instruction is not None and len(request.instruction) > limits.instruction_characters:
         raise InvalidRequestError(
             f"instruction is longer than {limits.instruction_characters} characters; shorten it",

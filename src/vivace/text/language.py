@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from vivace.text.special_tokens import TAG_PATTERN
+from vivace.text.protected import PROTECTED
 from vivace.text.tables import words
 
 READ_NUMBERS = frozenset({"en", "zh"})
@@ -75,13 +75,19 @@ def language_code(language: str | None) -> str | None:
     return _NAMES.get(name, name) or None
 
 
+def is_language(language: str) -> bool:
+    """Whether it has the form of a language's code or is a name that ``language_code`` knows."""
+    code = language_code(language)
+    return code is None or (len(code) in (2, 3) and code.isascii() and code.isalpha())
+
+
 def detect_language(text: str, default: str = "en") -> str:
     """``zh``, ``ja``, ``ko``, ``ru``, ``en``, ``other``; ``default`` where nothing tells (digits only).
 
     Han characters with kana are Japanese, with Hangul Korean, else Chinese. Latin text is English unless
     words or letters of another European language outweigh.
     """
-    text = TAG_PATTERN.sub(" ", text)
+    text = PROTECTED.sub(" ", text)  # the "com" of an address is no Portuguese
     if not text.isascii():
         if _KANA.search(text):
             return "ja"
