@@ -2,8 +2,11 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import threading
+import time
 import wave
 from dataclasses import replace
 
@@ -128,6 +131,53 @@ def test_a_place_that_cannot_be_written_is_one_line(vivace, random_model_folder,
     assert code == 1
     assert len(errors) == 1
     assert "where.wav" in errors[0]
+    assert "make it first" in errors[0]
+
+
+def test_an_older_file_survives_a_request_that_fails_before_its_audio(vivace, random_model_folder, tmp_path):
+    out = tmp_path / "older.wav"
+    out.write_bytes(b"older")
+    assert vivace("say", "-", "-m", random_model_folder, "-o", out, stdin="!!!")[0] == 1
+    assert out.read_bytes() == b"older"
+    (tmp_path / "folder.wav").mkdir()
+    code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, "-o", tmp_path / "folder.wav")
+    assert (code, len(errors)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--voice", "noise", "--prompt-audio", "RECORDING"),
+        ("--prompt-text", "Hm."),
+        ("--language", "klingon"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(vivace, random_model_folder, recording, options):
+    options = [recording if option == "RECORDING" else option for option in options]
+    code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, *options)
+    assert (code, len(errors)) == (1, 1)
+    assert errors[0].endswith("(unsupported_value)")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_half_written_file(random_model_folder, tmp_path, number):
+    out = tmp_path / "cut.wav"
+    command = [sys.executable, "-m", "vivace.cli", "say", "-", "-m", str(random_model_folder), "-o", str(out)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdin.write(b"One two three four five six, seven eight nine ten.\n" * 20)
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not out.exists() and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        assert out.exists()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert b"Traceback" not in errors
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -176,15 +177,29 @@ def open_writer(path: Path | str, rate_hz: int) -> AudioWriter:
 
     Raises:
         InvalidRequestError: ``unsupported_value`` for any other suffix.
+        OSError: the path cannot be written.
     """
     path = Path(path)
-    if path.suffix.lower() == ".wav":
-        return WavWriter(path, rate_hz)
-    if path.suffix.lower() in _ENCODED:
-        return EncodedWriter(path, rate_hz)
-    raise InvalidRequestError(
-        f"The output file must end in .wav, {', '.join(_ENCODED)}.", code="unsupported_value", param="out"
-    )
+    check_target(path)
+    return WavWriter(path, rate_hz) if path.suffix.lower() == ".wav" else EncodedWriter(path, rate_hz)
+
+
+def check_target(path: Path | str) -> None:
+    """Finds out before any work whether ``open_writer`` can take a path; it changes nothing.
+
+    Raises:
+        InvalidRequestError: ``unsupported_value`` for an unknown suffix.
+        OSError: its folder does not exist, or it is a folder itself.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".wav", *_ENCODED):
+        raise InvalidRequestError(
+            f"The output file must end in .wav, {', '.join(_ENCODED)}.", code="unsupported_value", param="out"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "its folder does not exist; make it first", str(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", str(path))
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
