@@ -26,7 +26,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 OWN_FOLDERS = ("docs/", "src/", "recipes/", "tests/")
 """Paths in the repository are written from its root; other folders are those of models and users."""
 
-OF_RECIPES = {"--out", "--device"}
+OF_RECIPES = {"--out", "--device", "--vocoder-gpu"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
