@@ -908,3 +908,14 @@ def test_prompts_are_kept_within_their_memory(engine, config):
         assert runner._prompts[first] is kept
         runner.open(second)
     assert list(runner._prompts) == [second]
+
+
+def test_a_voice_can_be_warmed_before_its_first_request(random_model_folder):
+    """Its prompt runs through the flow once, and not again in the request."""
+    with other_engine(random_model_folder) as engine:
+        voice, prompts = noise_voice(engine._config), engine._stages._flow._prompts
+        assert voice not in prompts
+        engine.warm_up(voice)
+        kept = prompts[voice]
+        next(engine.stream(SynthesisRequest("Hello there.", voice=voice)))
+        assert prompts[voice] is kept

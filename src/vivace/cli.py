@@ -117,10 +117,11 @@ def say(
 
     check_target(out)
     _check_one_voice(voice, prompt_audio, prompt_text)
-    with _engine(model, device, dtype, lm) as engine:
+    with _engine(model, device, dtype, lm, warm_up=False) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
             chosen = engine.make_voice(prompt_audio, prompt_text)
+        engine.warm_up(chosen)
         request = SynthesisRequest(
             text=_standard_input() if text == ["-"] else " ".join(text),
             voice=chosen,

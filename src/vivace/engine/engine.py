@@ -195,11 +195,17 @@ class Engine:
         self._turn.ask(self._finish_all)
         self._assets.close()
 
-    def warm_up(self) -> None:
-        """Runs the default voice's prompt and a few tokens through every stage."""
-        voice = self._assets.default_voice
+    def warm_up(self, voice: str | Voice | None = None) -> None:
+        """Runs a voice's prompt and a few tokens through every stage; ``open`` does it for the default voice.
+
+        The prompts of recently used voices are kept, so the first request with a voice that is warm begins as fast
+        as the second.
+        """
+        if voice is None:
+            voice = self._assets.default_voice
         if voice is None or self._assets.frontend is None:
             return
+        voice = self._assets.find_voice(voice)
         first = self._stages.plan.first_audio_tokens(len(voice.speech_tokens))
         with suppress(SynthesisError):  # the first request will tell
             self.render_tokens([0] * first, voice).collect()
