@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 ROOM_FRAMES = 500
 """Frames beyond the prompt that a new stream has room for at once: ten seconds; it grows when needed."""
 
-CPU_ROOM_FRAMES = 1000
-"""The same on a CPU: memory never written to costs nothing there, but growing halts a stream by 50 to 100 ms."""
+CPU_ROOM_FRAMES = 2000
+CPU_ROOM_BYTES = 512 * 1024**2
+"""The same on a CPU, where memory never written to costs nothing but growing holds up a chunk: more frames, as far as
+that many bytes reach."""
 
 
 class FlowRunner:
@@ -45,8 +47,16 @@ class FlowRunner:
             ):
                 self._prompts.popitem(last=False)
         self._prompts.move_to_end(voice)
-        room = CPU_ROOM_FRAMES if prompt.spks.device.type == "cpu" else ROOM_FRAMES
-        return prompt.fork(prompt.num_frames + room)
+        return prompt.fork(prompt.num_frames + self._room_frames)
+
+    @property
+    def _room_frames(self) -> int:
+        weight, config = self._flow.input_embedding.weight, self._flow.config
+        if weight.device.type != "cpu":
+            return ROOM_FRAMES
+        # Keys and values of both guidance branches, per layer and Euler step.
+        values = 4 * config.num_steps * config.dit.depth * config.dit.heads * config.dit.dim_head
+        return max(ROOM_FRAMES, min(CPU_ROOM_FRAMES, CPU_ROOM_BYTES // (values * weight.element_size())))
 
     def no_frames(self) -> Tensor:
         """An empty mel on the flow's device, ``[80, 0]``."""

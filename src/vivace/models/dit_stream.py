@@ -161,10 +161,16 @@ class DiTState:
         )
 
     def reserve(self, length: int) -> None:
-        """Make room for ``length`` frames; grows by at least half, so that copying stays rare."""
-        capacity = self.caches[0].shape[4]
-        if length > capacity:
-            self._resize(max(length, capacity + capacity // 2))
+        """Make room for ``length`` frames.
+
+        A buffer grows by at least half, so that copying stays rare; and the buffers of the Euler steps grow in
+        different chunks (that of step ``i`` when ``i`` more chunks would fit), so that no chunk pays for all of them.
+        """
+        chunk = max(1, length - self.length)
+        for index, cache in enumerate(self.caches):
+            capacity = cache.shape[4]
+            if length + index * chunk > capacity:
+                self._resize(index, max(length, capacity + capacity // 2))
 
     @property
     def num_bytes(self) -> int:
@@ -174,14 +180,15 @@ class DiTState:
     def fork(self, capacity: int | None = None) -> DiTState:
         """An independent copy with room for ``capacity`` frames (None: as here); only kept frames are copied."""
         copy = DiTState(list(self.caches), [context.clone() for context in self.contexts], self.length)
-        copy._resize(max(self.length, self.caches[0].shape[4] if capacity is None else capacity))
+        for index, cache in enumerate(self.caches):
+            copy._resize(index, max(self.length, cache.shape[4] if capacity is None else capacity))
         return copy
 
-    def _resize(self, capacity: int) -> None:
-        for index, old in enumerate(self.caches):
-            new = old.new_empty((*old.shape[:4], capacity, old.shape[5]))
-            new[..., : self.length, :] = old[..., : self.length, :]
-            self.caches[index] = new
+    def _resize(self, index: int, capacity: int) -> None:
+        old = self.caches[index]
+        new = old.new_empty((*old.shape[:4], capacity, old.shape[5]))
+        new[..., : self.length, :] = old[..., : self.length, :]
+        self.caches[index] = new
 
 
 def _weights(layer: torch.nn.Module) -> tuple[Tensor, Tensor]:
