@@ -27,6 +27,7 @@ from vivace.config import Limits
 from vivace.engine import stages, text_feed
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_runner import LMSession
+from vivace.engine.request import check_request
 from vivace.engine.scheduler import Scheduler
 from vivace.errors import ModelFolderError
 from vivace.layers.stretch import MelStretch
@@ -919,3 +920,10 @@ def test_a_voice_can_be_warmed_before_its_first_request(random_model_folder):
         kept = prompts[voice]
         next(engine.stream(SynthesisRequest("Hello there.", voice=voice)))
         assert prompts[voice] is kept
+
+
+@pytest.mark.parametrize("name", ["cross_lingual", "stream"])
+def test_switches_are_true_or_false_and_nothing_that_looks_like_it(name):
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(SynthesisRequest("Hello.", **{name: "no"}), Limits())
+    assert (caught.value.code, caught.value.param) == ("invalid_type", name)

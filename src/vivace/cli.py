@@ -103,7 +103,9 @@ def say(
     cross_lingual: Annotated[bool, typer.Option(help="Text in another language than the voice.")] = False,
     language: Annotated[str | None, typer.Option(help="Language of the text, such as en or zh.")] = None,
     speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same audio.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Same seed, same audio, if text and options come the same way.")
+    ] = 0,
     stream: Annotated[bool, typer.Option(help="Chunk by chunk, or each segment in one piece.")] = True,
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,

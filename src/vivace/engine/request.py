@@ -65,6 +65,9 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
         value: object = getattr(request, name)
         if value is not None and not isinstance(value, str):
             raise InvalidRequestError(f"{name} must be a str", code="invalid_type", param=name)
+    for name in ("cross_lingual", "stream"):
+        if not isinstance(getattr(request, name), bool):
+            raise InvalidRequestError(f"{name} must be True or False", code="invalid_type", param=name)
     if request.language is not None and not is_language(request.language):
         raise InvalidRequestError(
             "language must be a code such as en, zh or de", code="unsupported_value", param="language"
