@@ -1,0 +1,1 @@
+"""HTTP, WebSocket and Wyoming front ends. The only place that knows a network library."""
