@@ -87,7 +87,8 @@ class ModelFolderError(VivaceError):
 
 
 class OverloadedError(VivaceError):
-    """Raised at submit when the queue is full.
+    """Raised at submit when the queue is full, and by a server that takes no requests now: codes ``overloaded``,
+    ``draining``, ``engine_restarting``.
 
     Args:
         retry_after_s: seconds after which trying again makes sense.
@@ -96,8 +97,8 @@ class OverloadedError(VivaceError):
     http_status = 503
     default_code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
 
 

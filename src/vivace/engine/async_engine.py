@@ -85,6 +85,11 @@ class AsyncEngine:
     def num_running(self) -> int:
         return self._engine.num_running
 
+    @property
+    def is_running(self) -> bool:
+        """False after ``close``, and after a fault of the loop itself."""
+        return self._thread.is_alive()
+
     def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> AsyncSpeechStream:
         """Speaks; errors come with the first chunk asked for. Closing or dropping the stream cancels the request.
 
