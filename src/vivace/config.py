@@ -7,6 +7,7 @@ knows a size. Units are in the names.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,6 +178,60 @@ class Limits:
     normalize_seconds: float = 1.0
     stream_frames: int = 15_000
     """Longest utterance of one segment with its prompt, in mel frames: the model's fixed noise ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of ``vivace serve``.
+
+    Attributes:
+        api_keys: any one of them opens the server; needed unless it listens on this machine only.
+        allowed_hosts: values of ``Host`` to answer to, without port; empty: names of this machine when
+            listening on it only, any other name otherwise (keys are needed then).
+        allowed_origins: web pages of other origins that may call, such as ``https://example.org``.
+        text_characters: longest ``input``; OpenAI's bound.
+        request_seconds: most time that a request may wait for the engine, in all. Time that its reader takes
+            does not count.
+        write_stall_seconds: how long a reader may take nothing before its request ends.
+        voice_aliases: names that clients know, and what they mean here; unknown ones fall to the built-in voices.
+        model_aliases: names of models that mean the one that is loaded.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    body_bytes: int = 1024 * 1024
+    upload_bytes: int = 10 * 1024 * 1024
+    header_bytes: int = 32 * 1024
+    header_count: int = 100
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    keep_alive_seconds: float = 60.0
+    write_stall_seconds: float = 15.0
+    request_seconds: float = 120.0
+    drain_seconds: float = 30.0
+    text_characters: int = 4096
+    instruction_characters: int = 1_000
+    max_connections: int = 4096
+    max_uploads: int = 4
+    websocket_frame_bytes: int = 64 * 1024
+    websocket_pending_text_bytes: int = 32 * 1024
+    websocket_idle_seconds: float = 60.0
+    heartbeat_seconds: float = 5.0
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
+    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+
+    @property
+    def is_local(self) -> bool:
+        """Only programs on this machine can connect."""
+        return self.host == "localhost" or self.host.startswith("127.") or self.host in ("::1", "[::1]")
+
+
+def api_keys() -> tuple[str, ...]:
+    """Keys in ``$VIVACE_API_KEYS``, separated by commas or white space."""
+    return tuple(os.environ.get("VIVACE_API_KEYS", "").replace(",", " ").split())
 
 
 def voices_folder() -> Path:

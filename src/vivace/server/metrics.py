@@ -1,0 +1,87 @@
+"""Figures for Prometheus, in a registry of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from vivace.server.service import SpeechService
+
+_SECONDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
+_STATES = ("starting", "ready", "restarting", "draining", "failed")
+_SERVICE_GAUGES = {
+    "queue_length": "Requests that wait for their first turn.",
+    "batch_size": "Sequences in the latest step of the speech LM.",
+    "flow_batch_size": "Chunks in the latest flow step.",
+    "pages_used": "Pages of the key and value cache in use.",
+    "pages_total": "Pages of the key and value cache.",
+    "gpu_busy_ratio": "Share of the last second in which the GPU worked.",
+    "gpu_memory_bytes": "GPU memory in use.",
+    "engine_restarts": "How often the engine was started again.",
+    "heartbeat_age_seconds": "Age of the engine's latest sign of life.",
+}
+
+
+@runtime_checkable
+class GaugeSource(Protocol):
+    """A service that knows some of these figures: ``queue_length``, ``batch_size``, ``flow_batch_size``,
+    ``pages_used``, ``pages_total``, ``gpu_busy_ratio``, ``gpu_memory_bytes``, ``engine_restarts``,
+    ``heartbeat_age_seconds``."""
+
+    def gauges(self) -> Mapping[str, float]: ...
+
+
+class Metrics:
+    """Counts what the front ends do.
+
+    Accepted requests are those running, plus those that ended: done, failed or cancelled.
+    """
+
+    def __init__(self, service: SpeechService) -> None:
+        self._service = service
+        registry = self._registry = CollectorRegistry()
+        self.accepted = Counter(
+            "vivace_requests_accepted", "Speech requests begun.", ["front_end"], registry=registry
+        )
+        self.ended = Counter(
+            "vivace_requests_ended",
+            "Speech requests by outcome: done, failed, cancelled.",
+            ["front_end", "outcome"],
+            registry=registry,
+        )
+        self.errors = Counter("vivace_errors", "Errors by code.", ["code"], registry=registry)
+        self.ttfb_seconds = Histogram(
+            "vivace_ttfb_seconds",
+            "From the request to its first byte of audio.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.rtf = Histogram("vivace_rtf", "Wall time over audio time.", buckets=_RATIOS, registry=registry)
+        self.audio_seconds = Counter("vivace_audio_seconds", "Audio made.", registry=registry)
+        self.underruns = Counter(
+            "vivace_underruns", "Chunks that came after a player would have run dry.", registry=registry
+        )
+        self._running = Gauge("vivace_running", "Requests in work.", registry=registry)
+        self._state = Gauge(
+            "vivace_state", "1 for the state the service is in.", ["state"], registry=registry
+        )
+        self._gauges: dict[str, Gauge] = {}
+
+    def render(self) -> bytes:
+        """All figures in Prometheus' text format."""
+        self._running.set(self._service.num_running)
+        for state in _STATES:
+            self._state.labels(state).set(state == self._service.state)
+        given = self._service.gauges() if isinstance(self._service, GaugeSource) else {}
+        for name, value in given.items():
+            if name in _SERVICE_GAUGES:
+                if name not in self._gauges:
+                    self._gauges[name] = Gauge(
+                        f"vivace_{name}", _SERVICE_GAUGES[name], registry=self._registry
+                    )
+                self._gauges[name].set(value)
+        return generate_latest(self._registry)
