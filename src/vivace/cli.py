@@ -345,6 +345,40 @@ def bench_streaming(
     _print_json(document)
 
 
+@bench_app.command("single")
+def bench_single(
+    model: Annotated[str, typer.Option(help="Model folder, mini, or random (full size).")] = "mini",
+    seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
+    requests: Annotated[int, typer.Option(help="Utterances per run.")] = 10,
+    runs: Annotated[int, typer.Option(help="Repetitions.")] = 3,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a picture of one utterance's stages here (SVG).")
+    ] = None,
+    long_seconds: Annotated[float, typer.Option(help="One more utterance of this length; 0: none.")] = 0.0,
+) -> None:
+    """First audio, real-time factor and tokens per second of one stream at a time."""
+    from vivace.bench.single import run
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        seconds=seconds,
+        requests=requests,
+        runs=runs,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        timeline=timeline,
+        long_seconds=long_seconds,
+    )
+    _print(
+        f"TTFB p50 {document['ttfb_ms_p50']} ms, p99 {document['ttfb_ms_p99']} ms; RTF {document['rtf']}"
+        f" (floor {document['rtf_floor']}); TPS {document['tps']}; ready after {document['start_s']} s"
+    )
+    _print_json(document)
+
+
 def _one_line(error: VivaceError) -> str:
     return " ".join(error.message.split())
 

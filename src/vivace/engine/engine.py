@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
     from vivace.checkpoint import LMVariant
     from vivace.engine.frontend import SpokenPart
+    from vivace.engine.trace import Trace
     from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
 
@@ -211,6 +212,14 @@ class Engine:
             self.render_tokens([0] * first, voice).collect()
             with self.stream(SynthesisRequest("Ready.", voice=voice)) as stream:
                 next(stream, None)
+
+    def start_trace(self) -> Trace:
+        """Notes when each stage runs until ``stop_trace``; for timelines of single requests."""
+        return self._stages.start_trace()
+
+    def stop_trace(self) -> None:
+        """Ends the notes; what was noted stays with the trace."""
+        self._stages.trace = None
 
     # -- submit, step, take ------------------------------------------------------------------------------------
 

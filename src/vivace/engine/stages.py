@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
 from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
 from vivace.engine.silence import is_near_silent
+from vivace.engine.trace import Lane, Trace
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.errors import SynthesisError
 
@@ -45,6 +47,15 @@ class Stages:
         config = model.config
         self.plan = ChunkPlan(config.chunk_tokens, config.flow.lookahead_tokens, config.flow.token_mel_ratio)
         self._flow = FlowRunner(model.flow)
+        self.trace: Trace | None = None
+
+    def start_trace(self) -> Trace:
+        """From now on every stage's work is noted."""
+        self.trace = Trace(self._model.device)
+        return self.trace
+
+    def _span(self, lane: Lane) -> AbstractContextManager[None]:
+        return nullcontext() if self.trace is None else self.trace.span(lane)
 
     def open_vocoder(self, speed: float) -> VocoderSession:
         """The audio side of a new request."""
@@ -61,7 +72,8 @@ class Stages:
         if not segment.is_whole:
             count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
         started = time.perf_counter()
-        made = segment.lm.decode(count)
+        with self._span("lm"):
+            made = segment.lm.decode(count)
         live.times.lm_ms += (time.perf_counter() - started) * 1e3
         segment.tokens.extend(made)
         live.num_speech_tokens += len(made)
@@ -83,18 +95,20 @@ class Stages:
         tokens = segment.take_chunk(self.plan) if segment is not None else []
         segment_ends = segment is None or (segment.is_complete and not segment.tokens)
         request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
-        if segment is None:  # all was rendered before the end of the text was known
-            mel = self._flow.no_frames()
-        elif segment.flow is not None:
-            mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
-        else:
-            mel = self._flow.generate(live.voice, tokens)
+        with self._span("flow"):
+            if segment is None:  # all was rendered before the end of the text was known
+                mel = self._flow.no_frames()
+            elif segment.flow is not None:
+                mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
+            else:
+                mel = self._flow.generate(live.voice, tokens)
         rendered = time.perf_counter()
         live.times.flow_ms += (rendered - started) * 1e3
         if is_first and segment_ends and self._is_refused(live, mel):
             return None
         assert live.vocoder is not None
-        samples = live.vocoder.step(mel, is_last=request_ends)
+        with self._span("vocoder"):
+            samples = live.vocoder.step(mel, is_last=request_ends)
         live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
         if segment_ends:
             live.close_segment()
@@ -154,7 +168,8 @@ class Stages:
     def _open_segment(self, live: LiveRequest, lm: LMSession | None) -> Segment:
         started = time.perf_counter()
         prompt_tokens = len(live.voice.speech_tokens)
-        flow = self._flow.open(live.voice) if live.stream else None
+        with self._span("prompt"):
+            flow = self._flow.open(live.voice) if live.stream else None
         live.times.prompt_ms += (time.perf_counter() - started) * 1e3
         return Segment(
             index=live.num_segments,

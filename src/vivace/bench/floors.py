@@ -1,0 +1,134 @@
+"""What the machine allows: measured bandwidth and matrix rate, and the work that each stage cannot avoid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vivace.config import ModelConfig
+
+CONTEXT_FRAMES = 500
+"""Frames that a frame of the flow attends to, for the count of its arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Measured on the device: bytes per second (read and written) and floating-point operations per second."""
+
+    bandwidth: float
+    matrix_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What one second of audio needs at least, batch 1.
+
+    Attributes:
+        lm_weight_bytes: read once per speech token.
+        flow_weight_bytes: read once per Euler step of a one-second chunk (what depends on time alone left out).
+        flow_flops, vocoder_flops: arithmetic.
+    """
+
+    tokens: int
+    lm_weight_bytes: int
+    flow_weight_bytes: int
+    flow_steps: int
+    flow_flops: float
+    vocoder_flops: float
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """A large copy and a large matrix product on ``device``; well under a second."""
+    on_cpu = device.type == "cpu"
+    elements = (1 << 26) if on_cpu else (1 << 30)
+    source = torch.empty(elements // 4, dtype=torch.float32, device=device).normal_()
+    target = torch.empty_like(source)
+    copy_s = _median_s(lambda: target.copy_(source), device)
+    size = 1536 if on_cpu else 8192
+    left, right = (torch.empty(size, size, device=device).normal_().to(dtype) for _ in range(2))
+    matrix_s = _median_s(lambda: torch.mm(left, right), device)
+    return Ceilings(2 * source.numel() * 4 / copy_s, 2 * size**3 / matrix_s)
+
+
+def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
+    """Counts the model's own sizes."""
+    lm, dit, flow = config.lm, config.flow.dit, config.flow
+    width = lm.num_heads * lm.head_dim
+    shared = lm.num_kv_heads * lm.head_dim
+    layer = lm.hidden_size * (2 * width + 2 * shared + 3 * lm.intermediate_size)
+    lm_weights = lm.num_layers * layer + lm.num_speech_rows * lm.hidden_size
+    inner = dit.heads * dit.dim_head
+    block = dit.dim * (4 * inner + 2 * dit.ff_mult * dit.dim)
+    position = 2 * dit.dim * (dit.dim // 16) * 31
+    passes = dit.depth * block + position + dit.dim * (dit.mel_dim + dit.out_channels)
+    frames = config.token_rate_hz * flow.token_mel_ratio
+    attention = 4 * dit.depth * inner * CONTEXT_FRAMES
+    size = torch.finfo(dtype).bits // 8
+    return StageWork(
+        tokens=config.token_rate_hz,
+        lm_weight_bytes=lm_weights * size,
+        flow_weight_bytes=passes * size,
+        flow_steps=flow.num_steps,
+        flow_flops=2.0 * frames * flow.num_steps * (2 * passes + attention),
+        vocoder_flops=frames * _vocoder_flops_per_frame(config),
+    )
+
+
+def floor_rtf(work: StageWork, ceilings: Ceilings) -> float:
+    """Seconds of work per second of audio, each stage at its own limit, one after the other."""
+    lm_s = work.tokens * work.lm_weight_bytes / ceilings.bandwidth
+    flow_s = max(
+        work.flow_steps * work.flow_weight_bytes / ceilings.bandwidth, work.flow_flops / ceilings.matrix_rate
+    )
+    return lm_s + flow_s + work.vocoder_flops / ceilings.matrix_rate
+
+
+def _vocoder_flops_per_frame(config: ModelConfig) -> float:
+    vocoder = config.vocoder
+    total = 2.0 * vocoder.in_channels * vocoder.base_channels * 5
+    columns, channels = 1, vocoder.base_channels
+    spectrum = vocoder.istft_n_fft + 2
+    for stage, (rate, kernel) in enumerate(
+        zip(vocoder.upsample_rates, vocoder.upsample_kernel_sizes, strict=True)
+    ):
+        columns *= rate
+        taps = -(-(kernel - 1) // rate) + 1
+        total += 2.0 * columns * channels * (channels // 2) * taps
+        channels //= 2
+        pairs = sum(
+            2 * size * len(dilations)
+            for size, dilations in zip(
+                vocoder.resblock_kernel_sizes, vocoder.resblock_dilation_sizes, strict=True
+            )
+        )
+        source = (
+            2
+            * vocoder.source_resblock_kernel_sizes[stage]
+            * len(vocoder.source_resblock_dilation_sizes[stage])
+        )
+        total += 2.0 * columns * channels * channels * (pairs + source)
+    total += 2.0 * columns * channels * spectrum * 7
+    f0 = 2.0 * vocoder.f0_cond_channels * (4 * vocoder.in_channels + 12 * vocoder.f0_cond_channels)
+    return total + f0
+
+
+def _median_s(work: Callable[[], object], device: torch.device, runs: int = 7) -> float:
+    times = []
+    for _ in range(runs + 2):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - started)
+    return median(times[2:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
