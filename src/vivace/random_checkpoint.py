@@ -27,7 +27,7 @@ from vivace.onnx_writer import FLOAT, INT32, GraphWriter
 from vivace.text.tokenizer import TextTokenizer
 
 _MERGES = ("t h", "th e", "i n", "e r", "a n", "Ġ t", "Ġt h", "Ġth e", "Ġ a", "o u", "r e", "Ġ s", "in g")
-_VOICE_TOKENS = 50  # two seconds
+_VOICE_TOKENS = 75  # three seconds
 _VOICE_TEXT = "A voice made of noise."
 
 
