@@ -39,27 +39,106 @@ class SpeechLMConfig:
     rope_theta: float = 1_000_000.0
     mix_ratio: tuple[int, int] = (5, 15)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    start_rows_apart: bool = False
+    """Start and task have rows of their own behind all rows of the head (CosyVoice 2), or lie among them (3)."""
+    head_bias: bool = False
 
     @property
     def num_speech_rows(self) -> int:
-        """Rows of the speech embedding and of the head: speech tokens, then the special ones."""
+        """Rows of the head: speech tokens, then the special ones."""
         return self.speech_token_size + self.num_special_rows
+
+    @property
+    def num_embedding_rows(self) -> int:
+        """Rows of the speech embedding: those of the head, then start and task where they stand apart."""
+        return self.num_speech_rows + (2 if self.start_rows_apart else 0)
+
+    @property
+    def sos_id(self) -> int:
+        return self.num_speech_rows if self.start_rows_apart else self.speech_token_size
+
+    @property
+    def eos_id(self) -> int:
+        return self.speech_token_size + (0 if self.start_rows_apart else 1)
+
+    @property
+    def task_id(self) -> int:
+        return self.num_speech_rows + 1 if self.start_rows_apart else self.speech_token_size + 2
+
+    @property
+    def fill_id(self) -> int:
+        return self.speech_token_size + (2 if self.start_rows_apart else 3)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Stack of attention layers with relative positions."""
+
+    input_size: int
+    output_size: int
+    heads: int
+    ff_size: int
+    num_blocks: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.output_size // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class ConformerLMConfig:
+    """CosyVoice-300M: a causal text encoder, then a decoder with relative positions that writes speech tokens.
+
+    Rows of the speech embedding (speech tokens, start, task) and of the head (speech tokens, end) are numbered apart.
+    """
+
+    text_vocab_size: int
+    speech_token_size: int
+    text_encoder: EncoderConfig
+    decoder: EncoderConfig
+    spk_embed_dim: int = 192
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.decoder.output_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.decoder.num_blocks
+
+    @property
+    def num_speech_rows(self) -> int:
+        """Rows of the head: speech tokens and the end of sequence."""
+        return self.speech_token_size + 1
+
+    @property
+    def num_embedding_rows(self) -> int:
+        """Rows of the speech embedding: speech tokens, start, task."""
+        return self.speech_token_size + 2
 
     @property
     def sos_id(self) -> int:
         return self.speech_token_size
 
     @property
-    def eos_id(self) -> int:
+    def task_id(self) -> int:
         return self.speech_token_size + 1
 
     @property
-    def task_id(self) -> int:
-        return self.speech_token_size + 2
+    def eos_id(self) -> int:
+        return self.speech_token_size
 
     @property
-    def fill_id(self) -> int:
-        return self.speech_token_size + 3
+    def fill_id(self) -> None:
+        """Nothing asks for more text."""
+
+    @property
+    def mix_ratio(self) -> None:
+        """Text is not interleaved with speech: a segment's text must be known before it is spoken."""
+
+
+LMConfig = SpeechLMConfig | ConformerLMConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +176,125 @@ class FlowConfig:
     noise_frames: int = 15_000
     noise_seed: int = 0
 
+    @property
+    def depth(self) -> int:
+        """Attention layers of the velocity estimator."""
+        return self.dit.depth
+
+    def num_frames(self, num_tokens: int) -> int:
+        """Mel frames of so many tokens."""
+        return num_tokens * self.token_mel_ratio
+
+    def num_tokens(self, num_frames: int) -> int:
+        """Tokens that fit into so many mel frames."""
+        return num_frames // self.token_mel_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class UNetConfig:
+    """One-dimensional U-Net that estimates the flow's velocity.
+
+    ``channels`` has one entry per level; all levels but the last halve the frame rate. ``static_chunk_frames`` is the
+    chunk of the causal estimator; None: convolutions and attention look both ways.
+    """
+
+    channels: tuple[int, ...]
+    dim_head: int
+    heads: int
+    num_blocks: int
+    num_mid_blocks: int
+    mel_dim: int = 80
+    static_chunk_frames: int | None = None
+
+    @property
+    def num_levels(self) -> int:
+        """Levels of residual and attention blocks: down, middle, up."""
+        return 2 * len(self.channels) + self.num_mid_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class UNetFlowConfig:
+    """CosyVoice 2: look-ahead, conformer that doubles the rate, causal U-Net, Euler solver with guidance."""
+
+    encoder: EncoderConfig
+    unet: UNetConfig
+    vocab_size: int
+    input_size: int = 512
+    output_size: int = 80
+    spk_embed_dim: int = 192
+    token_mel_ratio: int = 2
+    num_up_blocks: int = 4
+    lookahead_tokens: int = 3
+    guidance_scale: float = 0.7
+    training_guidance_drop: float = 0.2
+    num_steps: int = 10
+    sigma_min: float = 1e-6
+    noise_frames: int = 15_000
+    noise_seed: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Attention layers of the velocity estimator."""
+        return self.unet.num_levels * self.unet.num_blocks
+
+    @property
+    def lookahead_channels(self) -> int:
+        return self.encoder.output_size
+
+    def num_frames(self, num_tokens: int) -> int:
+        """Mel frames of so many tokens."""
+        return num_tokens * self.token_mel_ratio
+
+    def num_tokens(self, num_frames: int) -> int:
+        """Tokens that fit into so many mel frames."""
+        return num_frames // self.token_mel_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class RegulatedFlowConfig:
+    """CosyVoice-300M: conformer, length regulator, U-Net that looks both ways.
+
+    The rates of tokens and frames have no whole ratio. ``seams`` says how a stream joins its pieces: "context" (each
+    piece is computed with what lies before and behind it) or "fade" (the reference's overlap and cross-fade).
+    """
+
+    encoder: EncoderConfig
+    unet: UNetConfig
+    vocab_size: int
+    token_rate_hz: int
+    input_size: int = 512
+    output_size: int = 80
+    spk_embed_dim: int = 192
+    num_regulator_layers: int = 4
+    lookahead_tokens: int = 20
+    guidance_scale: float = 0.7
+    training_guidance_drop: float = 0.2
+    num_steps: int = 10
+    sigma_min: float = 1e-6
+    noise_frames: int = 15_000
+    noise_seed: int = 0
+    seams: str = "context"
+
+    @property
+    def depth(self) -> int:
+        """Attention layers of the velocity estimator."""
+        return self.unet.num_levels * self.unet.num_blocks
+
+    def num_frames(self, num_tokens: int) -> int:
+        """Mel frames of so many tokens, rounded down as in the reference (22,050 Hz, 256 samples a frame)."""
+        return int(num_tokens / self.token_rate_hz * 22_050 / 256)
+
+    def num_tokens(self, num_frames: int) -> int:
+        """Tokens that fit into so many mel frames."""
+        return num_frames * 256 * self.token_rate_hz // 22_050
+
+
+AnyFlowConfig = FlowConfig | UNetFlowConfig | RegulatedFlowConfig
+
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """Causal HiFT: F0 predictor, harmonic source, upsampling generator, inverse STFT."""
+    """HiFT: F0 predictor, harmonic source, upsampling generator, inverse STFT."""
 
     in_channels: int = 80
     base_channels: int = 512
@@ -122,8 +316,14 @@ class VocoderConfig:
     conv_pre_lookahead_frames: int = 4
     f0_cond_channels: int = 512
     source_phase: str = "frame"
-    """How the harmonic source's phase moves: "frame" = one value per frame (the official CosyVoice 3), or
-    "sample" = it runs on at every sample (the embedded model)."""
+    """How the harmonic source's phase moves: "frame" = one value per frame (the official CosyVoice 3),
+    "sample" = it runs on at every sample (the embedded model, CosyVoice-300M), "linear" = in a straight line from the
+    middle of one frame to that of the next (CosyVoice 2)."""
+    causal: bool = True
+    """Convolutions look back only but for a fixed look-ahead (CosyVoice 3), or to both sides (CosyVoice 2 and 300M)."""
+    seams: str = "context"
+    """How a stream of a vocoder that is not causal joins its pieces: "context" (every layer waits for what it looks
+    ahead on; equals the whole) or "fade" (the reference's overlap and cross-fade)."""
 
     @property
     def hop_samples(self) -> int:
@@ -140,8 +340,8 @@ class ModelConfig:
 
     generation: int
     name: str
-    lm: SpeechLMConfig
-    flow: FlowConfig
+    lm: LMConfig
+    flow: AnyFlowConfig
     vocoder: VocoderConfig
     sample_rate_hz: int = 24_000
     token_rate_hz: int = 25
@@ -153,10 +353,17 @@ class ModelConfig:
     default_voice: str | None = None
     segment_text_tokens: int = 80
     """Most text tokens of one segment: what the model was trained to speak in one go (the reference's bound)."""
+    mel_fmax_hz: float | None = None
+    """Upper edge of the mel bands of a voice's prompt; None is half the sample rate."""
 
     @property
     def samples_per_token(self) -> int:
-        return self.flow.token_mel_ratio * self.vocoder.hop_samples
+        return self.sample_rate_hz // self.token_rate_hz
+
+    @property
+    def max_tokens(self) -> int:
+        """Most speech tokens of one utterance with its prompt: the model's fixed noise ends there."""
+        return self.flow.num_tokens(self.flow.noise_frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +451,19 @@ def cpu_threads() -> int | None:
     """Threads for tensor work on the CPU from ``$VIVACE_THREADS``; None leaves the library's choice."""
     given = os.environ.get("VIVACE_THREADS")
     return int(given) if given and given.isdecimal() and int(given) > 0 else None
+
+
+def engine_environment() -> dict[str, str]:
+    """Environment of the engine's own process: what libraries and drivers read, no keys and no other secrets."""
+    names = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "PYTHONHASHSEED")
+    prefixes = ("LD_", "DYLD_", "LC_", "XDG_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "NCCL_")
+    prefixes += ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "MALLOC_")
+    ours = ("VIVACE_THREADS", "VIVACE_VOICES")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name in ours or name.startswith(prefixes)
+    }
 
 
 def child_environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vivace.config import FlowConfig
+from vivace.config import FlowConfig, UNetFlowConfig
 from vivace.errors import SynthesisError
 from vivace.models.dit import DiT
 from vivace.models.dit_stream import DiTState, PreparedDiT, Span
@@ -27,7 +27,7 @@ LOOKAHEAD_KERNEL = 3
 class LookAhead(nn.Module):
     """Lets each token see ``lookahead_tokens`` later ones and a few earlier ones."""
 
-    def __init__(self, config: FlowConfig) -> None:
+    def __init__(self, config: FlowConfig | UNetFlowConfig) -> None:
         super().__init__()
         self.lookahead_tokens = config.lookahead_tokens
         self.conv1 = nn.Conv1d(config.input_size, config.lookahead_channels, config.lookahead_tokens + 1)

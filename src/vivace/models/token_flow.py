@@ -1,0 +1,89 @@
+"""What the flows of CosyVoice 2 and CosyVoice-300M share: embeddings, noise, the Euler solver with guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vivace.config import RegulatedFlowConfig, UNetFlowConfig
+from vivace.errors import SynthesisError
+from vivace.layers.relative import forget_tables
+from vivace.models.flow import time_grid
+from vivace.models.unet import UNet
+
+
+class TokenFlow(nn.Module):
+    """Token embedding, speaker projection, noise and solver; subclasses encode the tokens.
+
+    Args:
+        config: sizes and solver settings. The noise is a function of ``noise_seed`` and the position alone.
+    """
+
+    def __init__(self, config: UNetFlowConfig | RegulatedFlowConfig) -> None:
+        super().__init__()
+        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.speaker_projection = nn.Linear(config.spk_embed_dim, config.output_size)
+        self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
+        self.unet = UNet(config.unet)
+        self._solver = config
+        generator = torch.Generator("cpu").manual_seed(config.noise_seed)
+        # Not a buffer: the noise keeps float32 whatever the dtype of the weights.
+        self.noise = torch.randn(
+            1, config.output_size, config.noise_frames, generator=generator, device="cpu"
+        )
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Drops what was computed from the weights; they have changed."""
+        forget_tables(self)
+
+    def project_speaker(self, embedding: Tensor) -> Tensor:
+        """Speaker embedding ``[B, 192]`` of any length → ``[B, 80]``."""
+        weight = self.speaker_projection.weight
+        result: Tensor = self.speaker_projection(F.normalize(embedding.to(weight), dim=-1))
+        return result
+
+    def solve(self, noise: Tensor, mu: Tensor, cond: Tensor, spks: Tensor, streaming: bool) -> Tensor:
+        """Euler integration with classifier-free guidance; the unconditional branch keeps ``x`` alone.
+
+        Args:
+            noise: where the path starts, float32 ``[1, 80, T]``; ``mu`` and ``cond`` have its shape, ``spks``
+                is ``[1, 80]``.
+
+        Returns:
+            mel, float32 ``[1, 80, T]``.
+        """
+        mu, cond, spks = (torch.cat((part, torch.zeros_like(part))) for part in (mu, cond, spks))
+        guidance = self._solver.guidance_scale
+        x = noise
+        for t, dt in time_grid(self._solver.num_steps):
+            times = x.new_full((2,), t)
+            velocity = self.unet(x.to(mu.dtype).expand(2, -1, -1), mu, cond, spks, times, streaming).float()
+            x = x + dt * ((1.0 + guidance) * velocity[:1] - guidance * velocity[1:])
+        return x
+
+    def train(self, mode: bool = True) -> TokenFlow:
+        self.forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TokenFlow:
+        self.forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    def check_length(self, num_frames: int) -> None:
+        """Raise ``SynthesisError`` if a sequence of ``num_frames`` frames, prompt included, is too long."""
+        config = self._solver
+        if num_frames > config.noise_frames:
+            raise SynthesisError(
+                f"The utterance and its prompt are longer than {config.num_tokens(config.noise_frames)} speech "
+                "tokens, the most that the model can speak at once. Use a shorter text or prompt.",
+                code="utterance_too_long",
+            )
+
+
+def _forget(model: TokenFlow, _: object) -> None:
+    """After loading a state dict. Not a closure, so that a copy of a model forgets its own."""
+    model.forget()
