@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,10 @@ class AsyncEngine:
         return await asyncio.to_thread(
             self._engine.make_voice, prompt_audio, prompt_text, name=name, consent=consent
         )
+
+    def ask_for_sign(self, answer: Callable[[], object]) -> None:
+        """As ``Engine.ask_for_sign``."""
+        self._engine.ask_for_sign(answer)
 
     async def close(self) -> None:
         """Cancels everything and ends the thread."""

@@ -341,6 +341,10 @@ class Engine:
         """Ends a request with ``error``, which its consumer gets as it is."""
         self._turn.tell(lambda: self._finish(live, "error", error))
 
+    def ask_for_sign(self, answer: Callable[[], object]) -> None:
+        """Calls ``answer`` (in any thread) once the step that runs has ended; at once if none does. A watchdog asks."""
+        self._turn.tell(answer)
+
     # -- inside; what follows runs under the turn, but for the text -----------------------------------------------
 
     def _step(self) -> bool:
