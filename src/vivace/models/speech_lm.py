@@ -1,7 +1,7 @@
-"""The speech LM of CosyVoice 3: a Qwen2 decoder that reads text tokens and writes speech tokens.
+"""The speech LM of CosyVoice 2 and 3: a Qwen2 decoder that reads text tokens and writes speech tokens.
 
-Source: ``CosyVoice3LM`` of the reference implementation; parameter names are those of Qwen2 below ``model.``,
-plus ``speech_embedding`` and ``llm_decoder``. The official files also hold Qwen2's own text head
+Source: ``Qwen2LM`` and ``CosyVoice3LM`` of the reference implementation; parameter names are those of Qwen2 below
+``model.``, plus ``speech_embedding`` and ``llm_decoder``. The official files also hold Qwen2's own text head
 (``lm_head``); nothing here needs it.
 """
 
@@ -75,9 +75,13 @@ class SpeechLM(nn.Module):
         self.embed_tokens = nn.Embedding(config.text_vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, dropout) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.speech_embedding = nn.Embedding(config.num_speech_rows, config.hidden_size)
-        self.llm_decoder = nn.Linear(config.hidden_size, config.num_speech_rows, bias=False)
+        self.speech_embedding = nn.Embedding(config.num_embedding_rows, config.hidden_size)
+        self.llm_decoder = nn.Linear(config.hidden_size, config.num_speech_rows, bias=config.head_bias)
         self.dropout = nn.Dropout(dropout)
+
+    def for_speaker(self, embedding: Tensor | None) -> SpeechLM:
+        """The same model: it does not read the speaker embedding."""
+        return self
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """Text tokens ``[...]`` (integers) to ``[..., hidden]``."""

@@ -1,0 +1,109 @@
+"""The speech LM of CosyVoice-300M: a text encoder, then a decoder with relative positions, both causal.
+
+Source: ``TransformerLM`` of the reference implementation. The sequence is ``start, speaker, encoded text, task,
+speech``; the text of a segment, the prompt's included, is encoded in one go. Rows of the speech embedding are the
+speech tokens, then start and task; rows of the head are the speech tokens, then the end of sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vivace.config import ConformerLMConfig
+from vivace.layers.attention import KeyValueCache, causal_mask
+from vivace.layers.relative import RelativeEncoder, forget_tables, new_cache
+
+
+class ConformerLM(nn.Module):
+    """Text and speech tokens in, scores for the next speech token out; the interface is that of ``SpeechLM``."""
+
+    def __init__(self, config: ConformerLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_encoder.input_size)
+        self.text_encoder = RelativeEncoder(config.text_encoder)
+        self.text_projection = nn.Linear(config.text_encoder.output_size, config.decoder.input_size)
+        self.speaker_projection = nn.Linear(config.spk_embed_dim, config.decoder.input_size)
+        self.speech_embedding = nn.Embedding(config.num_embedding_rows, config.decoder.input_size)
+        self.decoder = RelativeEncoder(config.decoder, nn.ReLU, relu=True)
+        self.llm_decoder = nn.Linear(config.decoder.output_size, config.num_speech_rows)
+        self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def embed_text(self, ids: Tensor) -> Tensor:
+        """The whole text of a segment ``[B, T]`` to ``[B, T, hidden]``: each token sees itself and those before."""
+        mask = causal_mask(ids.shape[1], ids.shape[1], ids.device)
+        encoded: Tensor = self.text_projection(self.text_encoder(self.text_embedding(ids), mask))
+        return encoded
+
+    def embed_speech(self, ids: Tensor) -> Tensor:
+        """Speech tokens, start or task ``[B, T]`` to ``[B, T, hidden]``."""
+        embedded: Tensor = self.speech_embedding(ids)
+        return embedded
+
+    def embed_speaker(self, embedding: Tensor) -> Tensor:
+        """Speaker embedding ``[192]`` of any length → ``[1, 1, hidden]``."""
+        unit = F.normalize(embedding.to(self.speaker_projection.weight), dim=-1)
+        projected: Tensor = self.speaker_projection(unit[None, None])
+        return projected
+
+    def for_speaker(self, embedding: Tensor | None) -> ConformerLM | SpeakerView:
+        """The model with the speaker behind its start row; None: without, as for instructions."""
+        return self if embedding is None else SpeakerView(self, self.embed_speaker(embedding))
+
+    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
+        """An empty cache for ``batch`` rows with room for ``capacity`` positions; it grows when full."""
+        sizes = self.config.decoder
+        return new_cache(sizes, self.llm_decoder.weight, capacity, layers=sizes.num_blocks, batch=batch)
+
+    def forward(self, embeds: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Run the decoder over new positions ``[B, T, hidden]``; see ``SpeechLM.forward``."""
+        length, past = embeds.shape[1], 0 if cache is None else cache.length
+        mask = causal_mask(length, past + length, embeds.device) if length > 1 else None
+        out: Tensor = self.decoder(embeds, mask, cache)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores ``[..., num_speech_rows]`` of the next token: speech tokens first, then the end of sequence."""
+        scores: Tensor = self.llm_decoder(hidden)
+        return scores
+
+    def train(self, mode: bool = True) -> ConformerLM:
+        forget_tables(self)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConformerLM:
+        forget_tables(self)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class SpeakerView:
+    """A ``ConformerLM`` that speaks as one speaker: the start row is followed by the speaker's own."""
+
+    def __init__(self, lm: ConformerLM, speaker: Tensor) -> None:
+        self._lm, self._speaker = lm, speaker
+        self.config, self.llm_decoder = lm.config, lm.llm_decoder
+        self.embed_text, self.new_cache, self.logits = lm.embed_text, lm.new_cache, lm.logits
+
+    def embed_speech(self, ids: Tensor) -> Tensor:
+        """As ``ConformerLM.embed_speech`` for ``[1, T]``; one position more behind a start row that comes first."""
+        embedded = self._lm.embed_speech(ids)
+        if ids.shape[1] == 1 and int(ids[0, 0]) == self.config.sos_id:
+            return torch.cat((embedded, self._speaker), dim=1)
+        return embedded
+
+    def for_speaker(self, embedding: Tensor | None) -> ConformerLM | SpeakerView:
+        """Another speaker's view, or the model without one."""
+        return self._lm.for_speaker(embedding)
+
+    def __call__(self, embeds: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        out: Tensor = self._lm(embeds, cache)
+        return out
+
+
+def _forget(model: ConformerLM, _: object) -> None:
+    """After loading a state dict."""
+    forget_tables(model)
