@@ -7,9 +7,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
 from vivace import __version__
+from vivace.server.answers import add_error_handlers, json_answer
+from vivace.server.guard import Guard
+from vivace.server.health import add_health_routes
 from vivace.server.metrics import Metrics
+from vivace.server.models import add_model_routes
+from vivace.server.speech import add_speech_routes
+from vivace.server.voices import add_voice_routes
 
 if TYPE_CHECKING:
     from vivace.config import ServerConfig
@@ -18,10 +25,25 @@ if TYPE_CHECKING:
 
 def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     """The application. Front ends count what they do in ``app.state.metrics``."""
-    app = FastAPI(title="Vivace", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Vivace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = Metrics(service)
+    app.add_middleware(Guard, config=config, metrics=app.state.metrics)
+    add_error_handlers(app)
+    add_speech_routes(app, service, config)
+    add_model_routes(app, service, config)
+    add_voice_routes(app, service, config)
+    add_health_routes(app, service, config)
     if find_spec("vivace.server.websocket") is not None:
         import_module("vivace.server.websocket").add_websocket_routes(app, service, config)
     if find_spec("vivace.server.page") is not None:
         import_module("vivace.server.page").add_page(app, config)
+    else:
+        _add_greeting(app, service)
     return app
+
+
+def _add_greeting(app: FastAPI, service: SpeechService) -> None:
+    @app.get("/", response_class=Response)
+    async def greeting() -> Response:
+        """Says who answers; some clients open a connection with it."""
+        return json_answer({"name": "vivace", "version": __version__, "model": service.model})

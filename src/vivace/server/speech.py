@@ -1,0 +1,256 @@
+"""``POST /v1/audio/speech``, as OpenAI defines it and a little more."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from vivace.audio.encoders import MEDIA_TYPES, PcmEncoder, WavEncoder, encode_whole, open_encoder
+from vivace.server.answers import check_content_type, error_response
+from vivace.server.errors import ErrorAnswer, ServerError, describe
+from vivace.server.guard import CUT
+from vivace.server.models import check_model
+from vivace.server.playback import Playback
+from vivace.server.schema import SPEECH_OPERATION
+from vivace.server.speech_call import SpeechCall, parse_speech_call
+from vivace.server.voice_names import find_voice_name
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+    from vivace.audio.encoders import StreamEncoder
+    from vivace.config import ServerConfig
+    from vivace.datatypes import Samples, SynthesisResult
+    from vivace.engine.request import SynthesisRequest
+    from vivace.server.metrics import Metrics
+    from vivace.server.service import ServiceStream, SpeechService
+
+SMALL_BODY_BYTES = 16 * 1024
+"""Up to here a body is read on the event loop; larger ones in a thread."""
+_PROVENANCE = {"x-content-provenance": "synthetic-speech"}
+
+
+def add_speech_routes(app: FastAPI, service: SpeechService, config: ServerConfig) -> None:
+    """Adds the route."""
+
+    @app.post("/v1/audio/speech", openapi_extra=SPEECH_OPERATION, response_class=Response)
+    async def speech(request: Request) -> Response:
+        """Speak: text in, audio out while it is made."""
+        check_content_type(request, "application/json")
+        body = await request.body()
+        parse = asyncio.to_thread if len(body) > SMALL_BODY_BYTES else _at_once
+        call = await parse(parse_speech_call, body, config)
+        check_model(service, config, call.model)
+        prepared = await _with_voice(service, config, call)
+        return SpeechAnswer(service, config, app.state.metrics, call, prepared)
+
+
+async def _at_once(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+async def _with_voice(service: SpeechService, config: ServerConfig, call: SpeechCall) -> SynthesisRequest:
+    if call.prompt_audio is not None:
+        voice = await service.make_voice(call.prompt_audio, call.prompt_text, consent=True)
+        return replace(call.request, voice=voice)
+    name = await asyncio.to_thread(find_voice_name, service.voices, config, call.voice)
+    return replace(call.request, voice=name)
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to hear the rest."""
+
+
+class SpeechAnswer(Response):
+    """The audio of one request while it is made.
+
+    Errors before the first byte have their status. After it plain audio is cut off, so that it cannot pass for
+    complete, and events end with ``speech.audio.error``. A client that leaves ends the request.
+    """
+
+    def __init__(
+        self,
+        service: SpeechService,
+        config: ServerConfig,
+        metrics: Metrics,
+        call: SpeechCall,
+        request: SynthesisRequest,
+    ) -> None:
+        self.background = None
+        self._service, self._config, self._metrics = service, config, metrics
+        self._call, self._request = call, request
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        playback = Playback(self._metrics, "sse" if self._call.is_events else "http")
+        stream = self._service.stream(self._request)
+        try:
+            async with stream:
+                # HTTP/1.0 has no chunks: an answer without a length could be cut off unseen.
+                is_whole = self._call.is_whole or scope["http_version"] == "1.0"
+                speak = self._send_whole if is_whole else self._send_stream
+                await _unless_gone(speak(scope, send, stream, playback), receive)
+            playback.end("done", stream.summary())
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            playback.end("failed")
+            await self._fail(scope, receive, send, error)
+        finally:
+            playback.end("cancelled")
+
+    async def _fail(self, scope: Scope, receive: Receive, send: Send, error: Exception) -> None:
+        if self._has_started and not self._call.is_events and CUT not in scope:
+            raise error
+        answer = describe(error)
+        self._metrics.errors.labels(answer.code).inc()
+        if not self._has_started:
+            await error_response(answer)(scope, receive, send)
+        elif self._call.is_events:
+            await send(_body(_error_event(answer), more=False))
+        else:
+            scope[CUT]()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+    async def _send_whole(self, scope: Scope, send: Send, stream: ServiceStream, playback: Playback) -> None:
+        parts: list[Samples] = []
+        async for chunk in _within(stream, self._config.request_seconds):
+            playback.note(chunk)
+            parts.append(chunk.samples)
+        summary = stream.summary()
+        samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        body = await asyncio.to_thread(self._whole_body, samples, summary)
+        headers = {"content-length": str(len(body)), **_timing_headers(summary)}
+        await self._start(send, headers)
+        await send(_body(body, more=False))
+
+    def _whole_body(self, samples: Samples, summary: SynthesisResult) -> bytes:
+        audio = encode_whole(self._call.format, self._service.sample_rate_hz, samples)
+        return audio if not self._call.is_events else _delta_event(audio) + _done_event(summary)
+
+    async def _send_stream(self, scope: Scope, send: Send, stream: ServiceStream, playback: Playback) -> None:
+        encoder = open_encoder(self._call.format, self._service.sample_rate_hz)
+        async for chunk in _within(stream, self._config.request_seconds):
+            data = await _encode(encoder, chunk.samples)
+            playback.note(chunk)
+            if not self._has_started:
+                await self._start(send, {"x-vivace-ttfb-ms": f"{chunk.elapsed_ms:.1f}"})
+            if data:
+                await send(_body(_delta_event(data) if self._call.is_events else data))
+        rest = await asyncio.to_thread(encoder.finish)
+        if not self._has_started:
+            await self._start(send, {})
+        if self._call.is_events:
+            rest = (_delta_event(rest) if rest else b"") + _done_event(stream.summary())
+        await send(_body(rest, more=False))
+
+    async def _start(self, send: Send, headers: dict[str, str]) -> None:
+        self._has_started = True
+        media_type = "text/event-stream" if self._call.is_events else MEDIA_TYPES[self._call.format]
+        headers = {
+            "content-type": media_type,
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",  # or a proxy would hold the audio back
+            "x-sample-rate": str(self._service.sample_rate_hz),
+            **_PROVENANCE,
+            **headers,
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+
+async def _unless_gone(work: Any, receive: Receive) -> None:
+    """Awaits ``work``, which ends when the client leaves."""
+
+    async def wait_until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_gone())
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        task.result()
+    finally:
+        for other in (task, gone):
+            other.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _within(stream: ServiceStream, seconds: float) -> Any:
+    """The chunks; all the waiting for the engine together may take ``seconds``. A slow reader's time is free."""
+    while True:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                chunk = await anext(stream)
+        except TimeoutError:
+            raise ServerError("The speech took too long to make.", code="deadline_exceeded") from None
+        except StopAsyncIteration:
+            return
+        seconds -= time.monotonic() - started
+        yield chunk
+
+
+async def _encode(encoder: StreamEncoder, samples: Samples) -> bytes:
+    if isinstance(encoder, PcmEncoder | WavEncoder):
+        return encoder.encode(samples)
+    return await asyncio.to_thread(encoder.encode, samples)
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(document)}\n\n".encode()
+
+
+def _delta_event(audio: bytes) -> bytes:
+    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+
+
+def _done_event(summary: SynthesisResult) -> bytes:
+    num_in, num_out = summary.num_text_tokens, summary.num_speech_tokens
+    usage = {"input_tokens": num_in, "output_tokens": num_out, "total_tokens": num_in + num_out}
+    return _event({"type": "speech.audio.done", "usage": usage, "timing": timing(summary)})
+
+
+def _error_event(answer: ErrorAnswer) -> bytes:
+    return _event({"type": "speech.audio.error", **answer.document()})
+
+
+def timing(summary: SynthesisResult) -> dict[str, Any]:
+    """The figures of a request, as every front end reports them."""
+    times = summary.times
+    return {
+        "ttfb_ms": round(summary.ttfb_ms, 1),
+        "wall_ms": round(summary.wall_ms, 1),
+        "rtf": round(summary.rtf, 4),
+        "tps": round(summary.tps, 1),
+        "audio_seconds": round(summary.audio_seconds, 3),
+        "segments": summary.num_segments,
+        "finish_reason": summary.finish_reason,
+        "text_ms": round(times.text_ms, 1),
+        "prompt_ms": round(times.prompt_ms, 1),
+        "lm_ms": round(times.lm_ms, 1),
+        "flow_ms": round(times.flow_ms, 1),
+        "vocoder_ms": round(times.vocoder_ms, 1),
+        "waiting_ms": round(times.waiting_ms, 1),
+    }
+
+
+def _timing_headers(summary: SynthesisResult) -> dict[str, str]:
+    shown = ("ttfb_ms", "wall_ms", "rtf", "tps", "audio_seconds", "finish_reason")
+    figures = timing(summary)
+    return {f"x-vivace-{name.replace('_', '-')}": str(figures[name]) for name in shown}

@@ -1,0 +1,134 @@
+"""``/v1/audio/voices``: list, add from a recording, remove. OpenAI's shapes, and Open WebUI's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from vivace.errors import InvalidVoiceError, VoiceExistsError, VoiceNotFoundError
+from vivace.server.answers import check_content_type, json_answer
+from vivace.server.errors import ServerError
+from vivace.server.json_body import missing
+from vivace.server.multipart import Form, parse_form
+from vivace.server.schema import VOICE_OPERATION
+from vivace.server.speech_call import consent_required
+from vivace.server.voice_names import OPENAI_VOICES
+from vivace.voice import VoiceEntry, check_voice_name
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from vivace.config import ServerConfig
+    from vivace.server.service import SpeechService
+
+UPLOAD_WAIT_SECONDS = 10.0
+PAGE_SIZE = 1_000
+_NO = frozenset({"", "0", "false", "no", "off", "none", "null"})
+
+
+def add_voice_routes(app: FastAPI, service: SpeechService, config: ServerConfig) -> None:
+    """Adds the routes."""
+    uploads = asyncio.Semaphore(config.max_uploads)
+
+    @app.get("/v1/audio/voices", response_class=Response)
+    async def list_voices(request: Request) -> Response:
+        """All voices that can be asked for; ``after`` gives the next page."""
+        entries = await asyncio.to_thread(service.voices.list)
+        after = request.query_params.get("after", "")
+        shown = [_document(entry) for entry in entries if entry.kind != "broken"]
+        start = next((index + 1 for index, voice in enumerate(shown) if voice["id"] == after), 0)
+        page = shown[start : start + PAGE_SIZE]
+        names = [*(voice["id"] for voice in page), *(OPENAI_VOICES if not start else ())]
+        return json_answer(
+            {
+                "object": "list",
+                "data": page,
+                "has_more": start + PAGE_SIZE < len(shown),
+                "voices": [{"id": name, "name": name} for name in dict.fromkeys(names)],
+            }
+        )
+
+    @app.post("/v1/audio/voices", openapi_extra=VOICE_OPERATION, response_class=Response)
+    async def add_voice(request: Request) -> Response:
+        """A voice from a recording of 1 to 30 s, its text, and the consent of its speaker."""
+        content_type = check_content_type(request, "multipart/form-data")
+        try:
+            async with asyncio.timeout(UPLOAD_WAIT_SECONDS):
+                await uploads.acquire()
+        except TimeoutError:
+            raise ServerError("Too many uploads at once.", code="overloaded", retry_after_s=5.0) from None
+        try:
+            form = await asyncio.to_thread(parse_form, await request.body(), content_type)
+            return json_answer(await _make(service, config, form))
+        finally:
+            uploads.release()
+
+    @app.delete("/v1/audio/voices/{name:path}", response_class=Response)
+    async def remove_voice(name: str) -> Response:
+        """Removes a stored voice; requests that use it go on."""
+        await asyncio.to_thread(service.voices.remove, name)
+        return json_answer({"id": name, "object": "audio.voice.deleted", "deleted": True})
+
+
+async def _make(service: SpeechService, config: ServerConfig, form: Form) -> dict[str, Any]:
+    name = form.text("name")
+    if name is None:
+        raise missing("name")
+    name = check_voice_name(name)
+    if form.text("type") not in (None, "audio_sample"):
+        raise ServerError("Voices are made from recordings only.", code="unsupported_value", param="type")
+    if (form.text("consent") or "").strip().lower() in _NO:
+        raise consent_required("consent")
+    audio = form.data("audio_sample", "file", "prompt_audio")
+    if audio is None:
+        raise missing("audio_sample")
+    if len(audio) > config.upload_bytes:
+        raise ServerError(
+            f"The recording is larger than {config.upload_bytes} bytes.",
+            code="payload_too_large",
+            param="audio_sample",
+        )
+    await asyncio.to_thread(_check_free, service, name)
+    text = form.text("ref_text", "prompt_text", "transcript") or ""
+    voice = await service.make_voice(audio, text, name=name, consent=True)
+    await asyncio.to_thread(service.voices.add, voice)
+    return {
+        "id": name,
+        "object": "audio.voice",
+        "name": name,
+        "created_at": int(time.time()),
+        "type": "audio_sample",
+    }
+
+
+def _check_free(service: SpeechService, name: str) -> None:
+    """Before the work of decoding; ``add`` decides when two want a name at once."""
+    try:
+        service.voices.get(name)
+    except VoiceNotFoundError:
+        return
+    except InvalidVoiceError:
+        pass  # damaged, but the name is taken
+    raise VoiceExistsError(
+        "There is a voice of this name. Remove it first, or take another name.", param="name"
+    )
+
+
+def _document(entry: VoiceEntry) -> dict[str, Any]:
+    try:
+        created = int(datetime.fromisoformat(entry.created).timestamp())
+    except ValueError:
+        created = 0
+    return {
+        "id": entry.name,
+        "object": "audio.voice",
+        "name": entry.name,
+        "kind": entry.kind,
+        "created_at": created,
+        "seconds": round(entry.seconds, 2),
+    }
