@@ -1,0 +1,291 @@
+// Puts the page together.
+
+import { ApiError, key, listModels, speechFile } from "./api.js";
+import { Connection } from "./connection.js";
+import { clearError, clearServerError, showError, startErrors } from "./errors.js";
+import { duration, language, number, onLanguage, startLanguage, t } from "./i18n.js";
+import { Speaking } from "./speaking.js";
+import { Stage } from "./stage.js";
+import { preferences, tab } from "./store.js";
+import { startTheme } from "./theme.js";
+import { finishedLength } from "./typing.js";
+import { VoiceDialog } from "./voice_dialog.js";
+import { Voices } from "./voices.js";
+import { save, wavFile } from "./wav.js";
+
+const LANGUAGES = ["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"];
+const $ = (id) => document.getElementById(id);
+const text = $("text");
+
+let model = "";
+let note = null; // words of what happened last; null shows how the server is
+
+startErrors();
+const stage = new Stage({ change: () => showState() });
+const speaking = new Speaking(stage, settings, {
+  change: () => showState(),
+  error: failed,
+  ready: (event) => setModel(event.model),
+  done: ({ audio_seconds: audio, rtf }) =>
+    say("stateDone", () => ({ audio: duration(1000 * audio), wall: duration(1000 * audio * rtf) })),
+});
+const voices = new Voices({ error: failed, deleted: () => say("voiceDeleted") });
+new VoiceDialog({
+  saved: async (name) => {
+    await voices.load(name).catch(failed);
+    say("saved", { name });
+  },
+});
+const connection = new Connection({ changed: serverChanged });
+
+function settings() {
+  const config = { model: model || "tts-1", speed: Number($("speed").value), seed: Number($("seed").value) || 0 };
+  if (voices.current) config.voice = voices.current;
+  if ($("language").value) config.language = $("language").value;
+  if ($("instructions").value.trim()) config.instructions = $("instructions").value.trim();
+  return config;
+}
+
+// State in words
+
+function say(words, values) {
+  note = [words, values];
+  showState();
+}
+
+function stateWords() {
+  const { player, receiving } = stage;
+  if (speaking.working && !player.length) return t($("typing").checked ? "stateListening" : "stateWaiting");
+  if (stage.sounding) return t(player.paused ? "statePaused" : "stateSpeaking");
+  const server = { starting: "stateStarting", away: "stateAway", restarts: "stateRestarts", draining: "stateDraining", key: "stateKey" };
+  if (connection.state in server) return t(server[connection.state]);
+  if (receiving) return t("stateSpeaking");
+  if (note) return t(note[0], typeof note[1] === "function" ? note[1]() : note[1]);
+  return model ? t("stateReadyModel", { model }) : t("stateReady");
+}
+
+function showState() {
+  const busy = speaking.working || stage.sounding;
+  $("speak").dataset.busy = String(busy);
+  $("speak-text").textContent = t(busy ? "stop" : "speak");
+  const words = stateWords();
+  if ($("state-text").textContent !== words) $("state-text").textContent = words;
+  $("dot").dataset.state = busy ? "busy" : connection.state;
+  if (stage.gaps && !$("typing").checked) $("chunk-note").textContent = t("gaps", { n: number(stage.gaps) });
+}
+
+function setModel(name) {
+  model = name ?? model;
+  $("mini-hint").hidden = !isMini();
+  showState();
+}
+
+// Server
+
+async function serverChanged(state, before) {
+  $("key-form").hidden = state !== "key";
+  if (state === "key") $("key").focus();
+  if (state === "ready") {
+    if (["away", "restarts", "draining"].includes(before)) {
+      clearServerError();
+      say("stateBack");
+    }
+    await load();
+  }
+  showState();
+}
+
+async function load() {
+  try {
+    await voices.load();
+    const [name] = await listModels();
+    setModel(name);
+    if (!text.value && !tab.get("started")) setText(sample());
+    tab.set("started", "yes");
+  } catch (error) {
+    if (!connection.failed(error) || isWrongKey(error)) showError(error);
+  }
+}
+
+function sample() {
+  return isMini() ? t("sample", {}, "en") : t("sample");
+}
+
+function isMini() {
+  return /(^|-)mini$/.test(model);
+}
+
+function isWrongKey(error) {
+  return error.code === "invalid_api_key" && Boolean(key.get());
+}
+
+function failed(error) {
+  if (error.code === "socket_failed") return socketFailed(error);
+  if (error.code === "cut") connection.check();
+  if (error.code === "voice_not_found") voices.load().catch(() => {});
+  if (!connection.failed(error) || error.code !== "invalid_api_key" || key.get()) showError(error);
+  return showState();
+}
+
+/** A browser does not say why a WebSocket failed: is the server away, the key wrong, or a proxy in between? */
+async function socketFailed(error) {
+  await connection.check();
+  if (connection.state !== "ready") return showError(new ApiError("connection_lost"));
+  try {
+    await voices.load();
+  } catch (reason) {
+    return failed(reason);
+  }
+  return showError(error);
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set($("key").value.trim());
+  $("key").value = "";
+  clearError();
+  connection.newKey();
+});
+
+// Speaking
+
+function start() {
+  clearError();
+  note = null;
+  if ($("typing").checked) return sendTyped(true);
+  return speaking.speak(text.value);
+}
+
+function stop() {
+  if (!speaking.working && !stage.sounding) return;
+  speaking.stop();
+  say("stateStopped");
+}
+
+function setText(words) {
+  text.value = words;
+  tab.set("draft", words);
+}
+
+$("speak").addEventListener("click", () => (speaking.working || stage.sounding ? stop() : start()));
+
+document.addEventListener("keydown", (event) => {
+  if (event.isComposing || document.querySelector("dialog[open]")) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    start();
+  } else if (event.key === "Escape") {
+    stop();
+  }
+});
+
+// Words as they are typed
+
+let composing = false;
+
+function sendTyped(all) {
+  const cut = all ? text.value.length : finishedLength(text.value);
+  if (!cut && !(all && speaking.working)) return;
+  const piece = text.value.slice(0, cut);
+  const caret = Math.max(0, text.selectionStart - cut);
+  text.value = text.value.slice(cut);
+  text.setSelectionRange(caret, caret);
+  showSpoken($("spoken").textContent + piece + (all ? "\n" : ""));
+  keepDraft();
+  speaking.type(piece, all);
+}
+
+function showSpoken(words) {
+  $("spoken").textContent = words;
+  $("spoken").hidden = !words.trim();
+  $("spoken").scrollTop = $("spoken").scrollHeight;
+}
+
+function keepDraft() {
+  tab.set("draft", $("spoken").textContent + text.value);
+}
+
+text.addEventListener("compositionstart", () => (composing = true));
+text.addEventListener("compositionend", () => {
+  composing = false;
+  typed();
+});
+text.addEventListener("input", typed);
+function typed() {
+  keepDraft();
+  if ($("typing").checked && !composing) {
+    clearError();
+    sendTyped(false);
+  }
+}
+text.addEventListener("keydown", (event) => {
+  if (!$("typing").checked || event.key !== "Enter" || event.isComposing || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  clearError();
+  sendTyped(true);
+});
+
+$("typing").addEventListener("change", () => {
+  const on = $("typing").checked;
+  $("typing-hint").hidden = !on;
+  speaking.stop();
+  note = null;
+  if (!on) {
+    setText($("spoken").textContent + text.value);
+    showSpoken("");
+  }
+  showState();
+  text.focus();
+});
+
+// Settings
+
+function showSpeed() {
+  $("speed-value").textContent = `${number(Number($("speed").value), 2)} ×`;
+}
+
+$("speed").value = preferences.get("speed") ?? "1";
+$("speed").addEventListener("input", () => {
+  preferences.set("speed", $("speed").value);
+  showSpeed();
+});
+$("dice").addEventListener("click", () => {
+  $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
+});
+
+function showLanguages() {
+  const chosen = $("language").value;
+  const names = new Intl.DisplayNames([language()], { type: "language" });
+  const options = LANGUAGES.map((code) => new Option(names.of(code), code));
+  $("language").replaceChildren(new Option(t("languageAuto"), ""), ...options);
+  $("language").value = chosen;
+}
+
+// Download
+
+$("download").addEventListener("click", async () => {
+  const format = $("format").value;
+  clearError();
+  if (format === "wav") return save(wavFile(stage.player.samples(), stage.player.rate), "vivace.wav");
+  say("downloading");
+  try {
+    save(await speechFile(speaking.last.config, speaking.last.text, format), `vivace.${format}`);
+    say("downloaded");
+  } catch (error) {
+    note = null;
+    failed(error);
+  }
+});
+
+// Start
+
+setText(tab.get("draft") ?? "");
+onLanguage(() => {
+  showSpeed();
+  showLanguages();
+  showState();
+});
+startLanguage($("page-language"));
+startTheme($("theme"), () => stage.colours());
+document.documentElement.classList.remove("starting");
+connection.check();
