@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vivace import __version__
-from vivace.errors import InvalidRequestError, InvalidTextError, ModelFolderError, VivaceError
+from vivace.errors import InvalidRequestError, InvalidTextError, ModelFolderError, ServeError, VivaceError
 
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
@@ -271,6 +271,44 @@ def random_checkpoint(
     _print(f"{out}: {size} CosyVoice 3 with random weights; it makes noise, at the real speed")
 
 
+@app.command()
+def serve(
+    model: Model = "mini",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+    lm: Variant = Lm.base,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="File with API keys, one a line (or VIVACE_API_KEYS).")
+    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Host name to answer to; repeatable.")] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may call; repeatable.")
+    ] = None,
+    max_characters: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Longest text of one request.")
+    ] = 4096,
+) -> None:
+    """Serve the page, OpenAI's speech interface and more over HTTP."""
+    from vivace.config import ServerConfig
+    from vivace.config import api_keys as keys_in_environment
+    from vivace.server.child import EngineSettings
+    from vivace.server.run import open_service, read_keys, run
+
+    keys = read_keys(api_keys) if api_keys is not None else keys_in_environment()
+    config = ServerConfig(
+        host=host,
+        port=port,
+        api_keys=keys,
+        allowed_hosts=tuple(allow_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
+        text_characters=max_characters,
+    )
+    settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
+    run(lambda: open_service(settings), config, _print)
+
+
 @voice_app.command("add")
 def voice_add(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
@@ -400,7 +438,7 @@ def main() -> None:
     _end_on_signals()
     try:
         app()
-    except ModelFolderError as error:
+    except (ModelFolderError, ServeError) as error:
         sys.stderr.write(f"vivace: {_one_line(error)}\n")
         sys.exit(2)
     except VivaceError as error:

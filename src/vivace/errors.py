@@ -8,6 +8,7 @@
     ├── VoiceNotFoundError           no voice of that name; 404
     ├── VoiceExistsError             the name is taken; 409
     ├── ModelFolderError             a model folder that is missing, damaged, or of another kind; exit code 2
+    ├── ServeError                   the server cannot start as it was told; exit code 2
     ├── OverloadedError              queue full; 503 with a time to come back
     ├── CancelledRequestError        the caller or the engine ended the request early
     └── SynthesisError               a stage failed for this request (non-finite values, no speech made); 500
@@ -84,6 +85,12 @@ class ModelFolderError(VivaceError):
     """Raised by ``checkpoint``. The command line ends with exit code 2 and prints the message."""
 
     default_code = "invalid_model_folder"
+
+
+class ServeError(VivaceError):
+    """Raised by ``vivace serve`` before it takes requests: a busy port, missing keys."""
+
+    default_code = "cannot_serve"
 
 
 class OverloadedError(VivaceError):

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from vivace.errors import VivaceError
+from vivace.checkpoint.model import DTYPES
+from vivace.engine import AsyncEngine
+from vivace.errors import ServeError
 from vivace.server.app import create_app
+from vivace.server.local import LocalService
+from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
 
 if TYPE_CHECKING:
@@ -23,16 +29,29 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vivace.config import ServerConfig
+    from vivace.server.child import EngineSettings
     from vivace.server.service import SpeechService
 
 WEBSOCKET_PING_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
 
 
-class ServeError(VivaceError):
-    """The server cannot start; the command ends with exit code 2."""
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines and those that begin with ``#`` are left out.
 
-    default_code = "cannot_serve"
+    Raises:
+        ServeError: there are none, or others than the owner may read the file. OSError: it cannot be read.
+    """
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ServeError("Others may read the file with the API keys: chmod 600 it")
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise ServeError("The file with the API keys is not text") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ServeError("The file with the API keys has no key in it")
+    return keys
 
 
 class Server(uvicorn.Server):
@@ -114,6 +133,26 @@ def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/"
+
+
+async def open_service(settings: EngineSettings) -> SpeechService:
+    """The engine: in a process of its own where the system has them, else in a thread.
+
+    Raises:
+        ModelFolderError: the folder cannot be used; the message names the file.
+    """
+    name = "vivace-mini" if settings.model == "mini" else Path(settings.model).resolve().name
+    if os.name == "posix":
+        return await ProcessService.open(settings, model=name)
+    engine = await AsyncEngine.open(
+        settings.model,
+        device=settings.device,
+        dtype=DTYPES[settings.dtype],
+        lm_variant=settings.lm_variant,
+        voices_folder=settings.voices_folder,
+        limits=settings.limits,
+    )
+    return LocalService(engine, name)
 
 
 async def serve(
