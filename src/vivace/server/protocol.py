@@ -62,8 +62,6 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
-            if self._header_timer is None:
-                self._start_header_timer()
         super().data_received(data)
         # Only what is still unfinished counts here: the rest of the data may be a body.
         if self._in_headers and self._header_bytes > self.limits.header_bytes and self._refusal is None:
@@ -85,6 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]
         scope[CUT] = self.cut
+        self._header_bytes = max(1, self._header_bytes)
+        if self._header_timer is None:
+            self._start_header_timer()
 
     def on_message_complete(self) -> None:
         self._in_headers = True
@@ -139,7 +140,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_timer = None
         if not self._in_headers or self.transport.is_closing():
             return
-        if self._header_bytes == 0:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_header_timer()  # an answer is under way; this one comes after it
+        elif self._header_bytes == 0:
             self.transport.close()  # never said a word
         else:
             self._refuse(ServerError("The request's header took too long.", code="request_timeout"))
