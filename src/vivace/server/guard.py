@@ -8,6 +8,9 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.utils import ClientDisconnected
+
 from vivace.server.auth import KeyRing, check_host, check_key, check_origin
 from vivace.server.errors import ErrorAnswer, ServerError, describe
 
@@ -90,6 +93,8 @@ class Guard:
     async def _run(self, scope: Scope, exchange: Exchange) -> None:
         try:
             await self._app(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            pass  # it left before its body was complete
         except (WriteStalledError, ConnectionError):
             self._metrics.errors.labels("write_stall").inc()
             exchange.cut(at_once=True)
@@ -132,6 +137,8 @@ class Exchange:
         for name, value in self._headers:
             if name == b"content-length" and int(value) > self.max_body_bytes:
                 raise self._too_large()
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise ServerError("The only Transfer-Encoding is chunked.", code="invalid_request")
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 raise ServerError("Send the body without Content-Encoding.", code="unsupported_media_type")
 
@@ -206,6 +213,7 @@ class Exchange:
             {"type": "websocket.http.response.start", "status": answer.status, "headers": headers}
         )
         await self._send({"type": "websocket.http.response.body", "body": answer.body()})
+        raise ClientDisconnected  # uvicorn takes any other end of a refused handshake for a fault of ours
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]

@@ -109,12 +109,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(self.limits.write_stall_seconds, self.transport.abort)
 
     def _refuse(self, error: ServerError) -> None:
-        """Answers what never became a request, and closes. In the midst of an answer it closes only."""
+        """Answers what is not a request, and closes. In the midst of an answer it closes only."""
         self._refusal = error
         self._stop_header_timer()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True  # the application has nothing more to say to this client
+                cycle.message_event.set()
             answer = describe(error)
             body = answer.body()
             lines = [

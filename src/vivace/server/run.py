@@ -22,6 +22,7 @@ from vivace.server.app import create_app
 from vivace.server.local import LocalService
 from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
+from vivace.server.websocket_protocol import bounded_websocket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -111,7 +112,7 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
     settings = uvicorn.Config(
         app,
         http=bounded_protocol(config),
-        ws="websockets-sansio",
+        ws=bounded_websocket(config),
         ws_max_size=config.websocket_frame_bytes,
         ws_ping_interval=WEBSOCKET_PING_SECONDS,
         ws_ping_timeout=WEBSOCKET_PING_SECONDS,
@@ -121,6 +122,7 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
         timeout_graceful_shutdown=int(CLOSE_SECONDS),
         access_log=False,
         log_config=None,
+        log_level="error",  # what clients send wrong is no news
         server_header=False,
         proxy_headers=False,
         backlog=1024,
