@@ -447,6 +447,12 @@ def voices_folder() -> Path:
     return Path(given) if given else Path.home() / ".local" / "share" / "vivace" / "voices"
 
 
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``$VIVACE_CACHE`` or ``~/.cache/vivace``."""
+    given = os.environ.get("VIVACE_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "vivace"
+
+
 def cpu_threads() -> int | None:
     """Threads for tensor work on the CPU from ``$VIVACE_THREADS``; None leaves the library's choice."""
     given = os.environ.get("VIVACE_THREADS")
@@ -458,7 +464,7 @@ def engine_environment() -> dict[str, str]:
     names = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "PYTHONHASHSEED")
     prefixes = ("LD_", "DYLD_", "LC_", "XDG_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "NCCL_")
     prefixes += ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "MALLOC_")
-    ours = ("VIVACE_THREADS", "VIVACE_VOICES")
+    ours = ("VIVACE_THREADS", "VIVACE_VOICES", "VIVACE_CACHE")
     return {
         name: value
         for name, value in os.environ.items()
