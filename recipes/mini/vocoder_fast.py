@@ -164,7 +164,7 @@ class FastGenerator:
         return model._limit(model.fourier.synthesise(model._spectrum(x)))
 
     def _block(self, x: Tensor, block: ResBlock) -> Tensor:
-        for snake1, conv1, snake2, conv2 in block._pairs():
+        for snake1, conv1, snake2, conv2 in block.pairs():
             y = self._causal(self._snake(x, snake1.alpha, conv1), conv1)
             x = x + self._causal(self._snake(y, snake2.alpha, conv2), conv2)
         return x

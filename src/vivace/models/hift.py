@@ -25,8 +25,8 @@ from vivace.models.f0 import F0Predictor, F0State
 from vivace.models.hift_blocks import BlockState, ResBlock
 from vivace.models.source import CounterNoise, HarmonicSource, NoiseSource
 
-_MAX_LOG_MAGNITUDE = math.log(100.0)
-_LAST_SLOPE = 0.01  # of the activation before the last convolution
+MAX_LOG_MAGNITUDE = math.log(100.0)
+LAST_SLOPE = 0.01  # of the activation before the last convolution
 
 
 @dataclass(slots=True)
@@ -230,12 +230,12 @@ class CausalHiFT(nn.Module):
 
     @staticmethod
     def _activate(x: Tensor) -> Tensor:
-        return F.leaky_relu(x, _LAST_SLOPE)
+        return F.leaky_relu(x, LAST_SLOPE)
 
     def _spectrum(self, x: Tensor) -> Tensor:
         """Log magnitudes and phases ``[B, 2 * bins, columns]`` to real and imaginary parts."""
         log_magnitude, phase = torch.chunk(x, 2, dim=1)
-        magnitude = log_magnitude.clamp(max=_MAX_LOG_MAGNITUDE).exp()
+        magnitude = log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp()
         phase = torch.sin(phase)
         return torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
 

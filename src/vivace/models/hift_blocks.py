@@ -36,22 +36,22 @@ class ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def _pairs(self) -> list[tuple[Snake, CausalConv1d, Snake, CausalConv1d]]:
+    def pairs(self) -> list[tuple[Snake, CausalConv1d, Snake, CausalConv1d]]:
         rows = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         return [cast(tuple[Snake, CausalConv1d, Snake, CausalConv1d], row) for row in rows]
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole sequence: ``[B, C, T] -> [B, C, T]``."""
-        for snake1, conv1, snake2, conv2 in self._pairs():
+        for snake1, conv1, snake2, conv2 in self.pairs():
             x = x + conv2(snake2(conv1(snake1(x))))
         return x
 
     def initial_state(self, batch: int) -> BlockState:
-        return [conv.initial_state(batch) for _, conv1, _, conv2 in self._pairs() for conv in (conv1, conv2)]
+        return [conv.initial_state(batch) for _, conv1, _, conv2 in self.pairs() for conv in (conv1, conv2)]
 
     def step(self, x: Tensor, state: BlockState) -> Tensor:
         """Next piece: ``[B, C, n] -> [B, C, n]``. Changes ``state``."""
-        for index, (snake1, conv1, snake2, conv2) in enumerate(self._pairs()):
+        for index, (snake1, conv1, snake2, conv2) in enumerate(self.pairs()):
             y, state[2 * index] = conv1.step(snake1(x), state[2 * index])
             y, state[2 * index + 1] = conv2.step(snake2(y), state[2 * index + 1])
             x = x + y

@@ -37,11 +37,15 @@ class CounterNoise:
 
     seed: int = 0
 
+    @property
+    def key(self) -> int:
+        """What the seed adds to every index, modulo ``2**32``."""
+        return ((self.seed ^ (self.seed >> 32)) * 0x2545_F491 + 0x6A09_E667) & _MASK
+
     def uniform(self, start: int, count: int, channels: int, device: torch.device) -> Tensor:
         samples = torch.arange(start, start + count, device=device)
         index = samples * channels + torch.arange(channels, device=device)[:, None]
-        key = ((self.seed ^ (self.seed >> 32)) * 0x2545_F491 + 0x6A09_E667) & _MASK
-        value = index.add_(key).bitwise_and_(_MASK)
+        value = index.add_(self.key).bitwise_and_(_MASK)
         # Two rounds of multiply and shift; both factors are under 2**31, so products fit into int64.
         for shift, factor in ((16, 0x21F0_AAAD), (15, 0x735A_2D97)):
             value = value.bitwise_xor_(value >> shift).mul_(factor).bitwise_and_(_MASK)

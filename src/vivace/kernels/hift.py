@@ -1,0 +1,284 @@
+"""Launches of the vocoder's Triton kernels. ``hift_reference`` defines what each function computes.
+
+Every function launches one kernel over all rows of a batch. Counts and positions come from ``params`` on the device,
+so that a captured launch serves any number of frames up to ``frames``, which only sizes the grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from vivace.kernels.hift_kernels import (
+    conv_kernel,
+    inverse_kernel,
+    join_kernel,
+    mean_kernel,
+    phases_kernel,
+    post_kernel,
+    samples_kernel,
+    spectrum_kernel,
+    states_kernel,
+)
+from vivace.kernels.hift_plan import Conv, Join, Mean, Post, Source, Spectrum, States
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Block shape of a convolution."""
+
+    m: int
+    n: int
+    k: int
+    warps: int = 4
+    stages: int = 3
+
+
+def default_tile(op: Conv, precision: str) -> Tile:
+    """Block shape that was the fastest, or near it, where it was measured."""
+    n = 64 if op.channels_out % 64 == 0 else 32 if op.channels_out % 32 == 0 else 16
+    k = 32 if op.channels_in >= 32 else 16
+    if precision == "ieee":
+        return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16, 4, 3)
+    return Tile(64 if op.rows.rate > 1 else 16, n, k, 4, 4)
+
+
+def conv(
+    op: Conv, arena: Tensor, params: Tensor, frames: int, precision: str, tile: Tile | None = None
+) -> None:
+    """Convolutions of equal width, with what follows them."""
+    precision = "ieee" if op.exact else precision
+    tile = tile or default_tile(op, precision)
+    groups, m, n = op.groups, op.rows.most(frames), op.channels_out
+    numbers = [arena.stride(0), op.row_stride, op.channels_in, *(g.weight for g in groups)]
+    for group in groups:
+        numbers += [
+            group.x,
+            group.tap_stride,
+            *(max(v, 0) for v in (group.residual, group.raw, group.activated)),
+        ]
+    align = 16 if all(number % 16 == 0 for number in numbers) else 1
+    conv_kernel[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n), len(groups), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.weight,
+        op.bias,
+        op.alpha if op.alpha is not None else op.bias,
+        tuple(g.x for g in groups),
+        tuple(g.tap_stride for g in groups),
+        tuple(g.weight for g in groups),
+        tuple(max(g.residual, 0) for g in groups),
+        tuple(max(g.raw, 0) for g in groups),
+        tuple(max(g.activated, 0) for g in groups),
+        TAPS=tuple(g.taps for g in groups),
+        RESIDUAL=groups[0].residual >= 0,
+        RAW=groups[0].raw >= 0,
+        ACTIVATED=groups[0].activated >= 0,
+        GROUPS=len(groups),
+        ALIGN=align,
+        ROW_STRIDE=op.row_stride,
+        KC=op.channels_in,
+        N=n,
+        FIELD=int(op.rows.field),
+        RATE=op.rows.rate,
+        EXTRA=op.rows.extra,
+        MEL_ROW=-1 if op.mel_row is None else int(op.mel_row),
+        ACTIVATION=int(op.activation),
+        SLOPE=op.slope,
+        PRECISION=precision,
+        BM=tile.m,
+        BN=tile.n,
+        BK=tile.k,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def _states(op: States, arena: Tensor, params: Tensor, save: bool) -> None:
+    states_kernel[(op.table.shape[0], arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.pool,
+        op.pool.stride(0),
+        op.table,
+        SAVE=save,
+        BLOCK=op.block,
+        num_warps=4,
+    )
+
+
+def load_states(op: States, arena: Tensor, params: Tensor) -> None:
+    """Histories of the rows' slots into the arena; zeros for streams that begin."""
+    _states(op, arena, params, save=False)
+
+
+def save_states(op: States, arena: Tensor, params: Tensor) -> None:
+    """Last rows of every buffer into the rows' slots."""
+    _states(op, arena, params, save=True)
+
+
+def phases(op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor) -> None:
+    """F0 of the new frames and the phase of every harmonic; the rows' flags become zero."""
+    phases_kernel[(arena.shape[0],)](
+        arena,
+        arena.stride(0),
+        params,
+        states.phases,
+        states.phases.stride(0),
+        flags,
+        flags.stride(0),
+        op.weight,
+        HIDDEN=op.hidden,
+        F0=op.f0,
+        STARTS=op.starts,
+        C=op.channels,
+        BC=triton.next_power_of_2(op.channels),
+        HARMONICS=op.harmonics,
+        HOP=op.hop,
+        RATE_HZ=op.rate_hz,
+        PER_SAMPLE=op.per_sample,
+        BT=16,
+        num_warps=8,
+    )
+
+
+def samples(op: Source, arena: Tensor, params: Tensor, frames: int) -> None:
+    """The harmonic source's samples of the new frames."""
+    block = 128
+    samples_kernel[(triton.cdiv(frames * op.hop, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.mix,
+        F0=op.f0,
+        STARTS=op.starts,
+        SAMPLES=op.samples,
+        HARMONICS=op.harmonics,
+        HOP=op.hop,
+        RATE_HZ=op.rate_hz,
+        AMPLITUDE=op.amplitude,
+        VOICED=op.voiced_noise,
+        THRESHOLD=op.threshold_hz,
+        PER_SAMPLE=op.per_sample,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int) -> None:
+    """Columns of the source's spectrum, zero before the first one."""
+    bins, block = op.basis.shape[1] // 2, 64
+    assert 2 * bins <= 32
+    spectrum_kernel[(triton.cdiv(op.rows.most(frames) + op.before, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.basis,
+        SAMPLES=op.samples,
+        OUTPUT=op.output,
+        BEFORE=op.before,
+        N_FFT=op.n_fft,
+        HOP=op.hop,
+        HOP_FRAME=op.hop_frame,
+        RATE=op.rows.rate,
+        EXTRA=op.rows.extra,
+        BINS=bins,
+        BM=block,
+        num_warps=4,
+    )
+
+
+def join(op: Join, arena: Tensor, params: Tensor, frames: int) -> None:
+    """Upsampled rows plus the source's; raw, and behind the snake of each residual block."""
+    block = 1024
+    join_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.alpha,
+        UPSAMPLED=op.upsampled,
+        SOURCE=op.source,
+        RAW=op.raw,
+        ACTIVATED=op.activated,
+        GROUPS=len(op.activated),
+        C=op.channels,
+        RATE=op.rows.rate,
+        EXTRA=op.rows.extra,
+        SHIFT=op.shift,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def mean(op: Mean, arena: Tensor, params: Tensor, frames: int) -> None:
+    """Average of the residual blocks behind a leaky rectifier."""
+    block = 1024
+    mean_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        INPUTS=op.inputs,
+        GROUPS=len(op.inputs),
+        OUTPUT=op.output,
+        C=op.channels,
+        RATE=op.rows.rate,
+        EXTRA=op.rows.extra,
+        SLOPE=op.slope,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str) -> None:
+    """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
+    block = 64
+    assert op.bins <= 16
+    post_kernel[(triton.cdiv(op.rows.most(frames), block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.weight,
+        op.bias,
+        X=op.x,
+        SPECTRUM=op.spectrum,
+        ALIGN=4 if arena.stride(0) % 4 == 0 else 1,
+        C=op.channels,
+        TAPS=op.taps,
+        BINS=op.bins,
+        MAX_LOG=op.max_log,
+        RATE=op.rows.rate,
+        EXTRA=op.rows.extra,
+        PRECISION=precision,
+        BM=block,
+        BK=32,
+        num_warps=4,
+    )
+
+
+def inverse(op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, header: int) -> None:
+    """Samples into ``out [rows, header + …]``; element 0, read as an integer, tells of values that are no numbers."""
+    block, behind = 128, op.n_fft // 2 - op.hop
+    inverse_kernel[(triton.cdiv(frames * op.hop_frame + behind, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.basis,
+        op.window,
+        out,
+        out.view(torch.int32),
+        out.stride(0),
+        SPECTRUM=op.spectrum,
+        BINS=op.bins,
+        N_FFT=op.n_fft,
+        HOP=op.hop,
+        HOP_FRAME=op.hop_frame,
+        LIMIT=op.limit,
+        HEADER=header,
+        BLOCK=block,
+        num_warps=4,
+    )

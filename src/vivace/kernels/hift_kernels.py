@@ -1,0 +1,499 @@
+"""Triton kernels of the vocoder; ``hift`` launches them, ``hift_reference`` is the definition.
+
+``arena`` holds a row's intermediate results, ``numbers`` its parameters (``hift_plan.Param``). The last grid axis is
+the row. A program whose rows lie behind the piece's true length ends at once.
+"""
+# ruff: noqa: ANN001, ANN201, ANN202, N803, C901
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vivace.kernels.hift_plan import Param
+
+_WIDTH = tl.constexpr(len(Param))
+_SLOT = tl.constexpr(int(Param.SLOT))
+_F0_FRAMES = tl.constexpr(int(Param.F0_FRAMES))
+_FRAMES = tl.constexpr(int(Param.FRAMES))
+_MEL_ROWS = tl.constexpr(int(Param.MEL_ROWS))
+_F0_START = tl.constexpr(int(Param.F0_START))
+_START = tl.constexpr(int(Param.START))
+_IS_FIRST = tl.constexpr(int(Param.IS_FIRST))
+_IS_LAST = tl.constexpr(int(Param.IS_LAST))
+_NOISE_KEY = tl.constexpr(int(Param.NOISE_KEY))
+_TWO_PI = tl.constexpr(6.283185307179586)
+
+
+@triton.jit
+def _pick(group, values, count: tl.constexpr):
+    """``values[group]``."""
+    chosen = group * 0 + values[0]
+    for i in tl.static_range(1, count):
+        chosen = tl.where(group == i, values[i], chosen)
+    return chosen
+
+
+@triton.jit
+def _snake(x, alpha):
+    sine = tl.sin(x * alpha)
+    return x + sine * sine / (alpha + 1e-9)
+
+
+@triton.jit
+def conv_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    weight,
+    bias,
+    alpha,
+    x_starts,
+    tap_strides,
+    weight_starts,
+    residual_starts,
+    raw_starts,
+    activated_starts,
+    TAPS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    RAW: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ROW_STRIDE: tl.constexpr,
+    KC: tl.constexpr,
+    N: tl.constexpr,
+    FIELD: tl.constexpr,
+    RATE: tl.constexpr,
+    EXTRA: tl.constexpr,
+    MEL_ROW: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SLOPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """A tile of one group: taps, bias, residual, activation. Grid (tiles, groups, rows)."""
+    row = tl.program_id(2)
+    numbers += row * _WIDTH
+    frames = tl.load(numbers + FIELD).to(tl.int32)
+    count = frames * RATE + EXTRA
+    n_tiles: tl.constexpr = (N + BN - 1) // BN
+    m0 = tl.program_id(0) // n_tiles * BM
+    n0 = tl.program_id(0) % n_tiles * BN
+    if (frames == 0) | (m0 >= count):
+        return
+    group = tl.program_id(1)
+    taps = _pick(group, TAPS, GROUPS)
+    x_start = tl.multiple_of(_pick(group, x_starts, GROUPS), ALIGN)
+    tap_stride = tl.multiple_of(_pick(group, tap_strides, GROUPS), ALIGN)
+    arena += row * arena_stride
+    m = m0 + tl.arange(0, BM)
+    n = n0 + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x = arena + x_start
+    if MEL_ROW >= 0:  # zeros stand before and behind the mel
+        first = tl.load(numbers + MEL_ROW).to(tl.int32)
+        valid = tl.load(numbers + _MEL_ROWS).to(tl.int32) - first
+        x += first * KC
+    row_offsets = m[:, None] * ROW_STRIDE
+    w = weight + tl.multiple_of(_pick(group, weight_starts, GROUPS), ALIGN)
+    w_rows = n[:, None] * (taps * KC)
+    k_tiles: tl.constexpr = (KC + BK - 1) // BK
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range(taps * k_tiles):
+        tap = step // k_tiles
+        channel = (step % k_tiles) * BK + k
+        inside = channel < KC
+        x_tile = x + tap * tap_stride + row_offsets + channel[None, :]
+        w_tile = w + w_rows + tap * KC + channel[None, :]
+        if MEL_ROW >= 0:
+            a = tl.load(x_tile, mask=inside[None, :] & (m[:, None] + tap < valid), other=0.0)
+        elif KC % BK == 0:
+            a = tl.load(x_tile)
+        else:
+            a = tl.load(x_tile, mask=inside[None, :], other=0.0)
+        if (KC % BK == 0) and (N % BN == 0):
+            b = tl.load(w_tile)
+        else:
+            b = tl.load(w_tile, mask=inside[None, :] & (n[:, None] < N), other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+    keep_n = n < N
+    y = total + tl.load(bias + group * N + n, mask=keep_n, other=0.0)[None, :]
+    keep = (m[:, None] < count) & keep_n[None, :]
+    place = m[:, None] * N + n[None, :]
+    if RESIDUAL:
+        start = tl.multiple_of(_pick(group, residual_starts, GROUPS), ALIGN)
+        y += tl.load(arena + start + place, mask=keep, other=0.0)
+    if RAW:
+        start = tl.multiple_of(_pick(group, raw_starts, GROUPS), ALIGN)
+        tl.store(arena + start + place, y, mask=keep)
+    if ACTIVATED:
+        if ACTIVATION == 1:
+            y = _snake(y, tl.load(alpha + group * N + n, mask=keep_n, other=1.0)[None, :])
+        elif ACTIVATION == 2:
+            y = tl.where(y > 0, y, tl.exp(y) - 1.0)
+        elif ACTIVATION == 3:
+            y = tl.where(y > 0, y, y * SLOPE)
+        start = tl.multiple_of(_pick(group, activated_starts, GROUPS), ALIGN)
+        tl.store(arena + start + place, y, mask=keep)
+
+
+@triton.jit
+def states_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    pool,
+    pool_stride,
+    table,
+    SAVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copies one stretch between the arena and the slot. Grid (stretches, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    table += tl.program_id(0) * 5
+    in_arena = tl.load(table)
+    in_slot = tl.load(table + 1)
+    count = tl.load(table + 2)
+    slot = tl.load(numbers + _SLOT)
+    i = tl.arange(0, BLOCK)
+    work = arena + row * arena_stride + in_arena + i
+    kept = pool + slot * pool_stride + in_slot + i
+    inside = i < count
+    if SAVE:
+        moved = tl.load(numbers + tl.load(table + 3)) * tl.load(table + 4)
+        tl.store(kept, tl.load(work + moved, mask=inside), mask=inside)
+    else:
+        known = tl.load(numbers + _IS_FIRST) == 0
+        tl.store(work, tl.load(kept, mask=inside & known, other=0.0), mask=inside)
+
+
+@triton.jit
+def phases_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    phases,
+    phases_stride,
+    flags,
+    flags_stride,
+    weight,
+    HIDDEN: tl.constexpr,
+    F0: tl.constexpr,
+    STARTS: tl.constexpr,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+    HARMONICS: tl.constexpr,
+    HOP: tl.constexpr,
+    RATE_HZ: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """F0 and phases of all frames of a row. Grid (rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    tl.store(flags + row * flags_stride, 0)
+    frames = tl.load(numbers + _F0_FRAMES).to(tl.int32)
+    slot = tl.load(numbers + _SLOT)
+    h = tl.arange(0, 16)
+    known = tl.load(numbers + _IS_FIRST) == 0
+    carried = phases + slot * phases_stride + h
+    phase = tl.load(carried, mask=(h < HARMONICS) & known, other=0.0)
+    channels = tl.arange(0, BC)
+    w = tl.load(weight + channels, mask=channels < C, other=0.0)
+    bias = tl.load(weight + C)
+    for t0 in range(0, frames, BT):
+        t = t0 + tl.arange(0, BT)
+        inside = t < frames
+        x = tl.load(
+            arena + HIDDEN + t[:, None] * C + channels[None, :],
+            mask=inside[:, None] & (channels[None, :] < C),
+            other=0.0,
+        )
+        f0 = tl.abs(tl.sum(x.to(tl.float64) * w[None, :], axis=1) + bias).to(tl.float32)
+        tl.store(arena + F0 + t, f0, mask=inside)
+        step = f0[:, None] * (h[None, :] + 1).to(tl.float32) / RATE_HZ
+        step = tl.where(inside[:, None], step - tl.floor(step), 0.0)
+        ends = tl.cumsum(step.to(tl.float64) * HOP, axis=0) + phase[None, :]
+        begins = ends - step.to(tl.float64) * HOP
+        given = begins if PER_SAMPLE else ends
+        given = (given - tl.floor(given)).to(tl.float32)
+        tl.store(
+            arena + STARTS + t[:, None] * 16 + h[None, :],
+            given,
+            mask=inside[:, None] & (h < HARMONICS)[None, :],
+        )
+        phase += tl.sum(step.to(tl.float64) * HOP, axis=0)
+        phase -= tl.floor(phase)
+    tl.debug_barrier()
+    tl.store(carried, phase, mask=h < HARMONICS)
+
+
+@triton.jit
+def samples_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    mix,
+    F0: tl.constexpr,
+    STARTS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    HARMONICS: tl.constexpr,
+    HOP: tl.constexpr,
+    RATE_HZ: tl.constexpr,
+    AMPLITUDE: tl.constexpr,
+    VOICED: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of the source signal. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    count = tl.load(numbers + _F0_FRAMES).to(tl.int32) * HOP
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    start = tl.load(numbers + _F0_START)
+    shift = ((start - tl.load(numbers + _START)) * HOP).to(tl.int32)
+    # Noise hashes the index modulo 2**32, so that unsigned arithmetic wraps as it must.
+    key = tl.load(numbers + _NOISE_KEY).to(tl.uint32)
+    first_index = ((start * HOP) * HARMONICS).to(tl.uint32) + key
+    frame = i // HOP
+    f0 = tl.load(arena + F0 + frame, mask=inside, other=0.0)
+    voiced = (f0 > THRESHOLD).to(tl.float32)
+    level = voiced * VOICED + (1.0 - voiced) * (AMPLITUDE / 3)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for h in tl.static_range(HARMONICS):
+        cycles = tl.load(arena + STARTS + frame * 16 + h, mask=inside, other=0.0)
+        if PER_SAMPLE:
+            step = f0 * (h + 1.0) / RATE_HZ
+            step -= tl.floor(step)
+            cycles += step * (i % HOP + 1).to(tl.float32)
+        wave = tl.sin(cycles * _TWO_PI) * AMPLITUDE
+        value = first_index + (i * HARMONICS + h).to(tl.uint32)
+        value = (value ^ (value >> 16)) * tl.full((), 0x21F0AAAD, tl.uint32)
+        value = (value ^ (value >> 15)) * tl.full((), 0x735A2D97, tl.uint32)
+        noise = ((value ^ (value >> 15)) >> 8).to(tl.float32) * (1.0 / 16777216.0)
+        total += (wave * voiced + level * noise) * tl.load(mix + h)
+    total += tl.load(mix + HARMONICS)
+    # tanh; its argument stays far from where exp overflows into infinity over infinity
+    bounded = tl.minimum(tl.maximum(total, -15.0), 15.0)
+    e = tl.exp(2.0 * bounded)
+    tanh = (e - 1.0) / (e + 1.0)
+    tanh = tl.where(tl.abs(total) < 0.02, total * (1.0 - total * total * (1.0 / 3.0)), tanh)
+    tanh = tl.where(total == total, tanh, total)
+    tl.store(arena + SAMPLES + shift + i, tanh, mask=inside)
+
+
+@triton.jit
+def spectrum_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    basis,
+    SAMPLES: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    N_FFT: tl.constexpr,
+    HOP: tl.constexpr,
+    HOP_FRAME: tl.constexpr,
+    RATE: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BINS: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """A block of columns of the source spectrum. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    frames = tl.load(numbers + _FRAMES).to(tl.int32)
+    column = tl.program_id(0) * BM + tl.arange(0, BM) - BEFORE
+    keep = (column < frames * RATE + EXTRA) & (frames > 0)
+    start = (tl.load(numbers + _START) * HOP_FRAME).to(tl.int32)
+    end = tl.where(tl.load(numbers + _IS_LAST) != 0, start + frames * HOP_FRAME, 2147483647)
+    real = keep & (column * HOP + start >= 0)
+    b = tl.arange(0, 32)
+    total = tl.zeros((BM, 32), dtype=tl.float32)
+    for i in tl.static_range(N_FFT):
+        # The signal is mirrored at its beginning and at its end.
+        place = tl.abs(column * HOP + start + (i - N_FFT // 2))
+        place = tl.where(place >= end, 2 * (end - 1) - place, place)
+        value = tl.load(arena + SAMPLES + place - start, mask=real, other=0.0)
+        total += value[:, None] * tl.load(basis + i * (2 * BINS) + b, mask=b < 2 * BINS, other=0.0)[None, :]
+    place = (column[:, None] + BEFORE) * (2 * BINS) + b[None, :]
+    tl.store(arena + OUTPUT + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))
+
+
+@triton.jit
+def join_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    alpha,
+    UPSAMPLED: tl.constexpr,
+    SOURCE: tl.constexpr,
+    RAW: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    RATE: tl.constexpr,
+    EXTRA: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Upsampled plus source, and its snakes. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    frames = tl.load(numbers + _FRAMES).to(tl.int32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (i < (frames * RATE + EXTRA) * C) & (frames > 0)
+    from_up = i - SHIFT * C
+    if SHIFT > 0:
+        mirrored = (i < C) & (tl.load(numbers + _START) == 0)
+        from_up = tl.where(mirrored, i + C, from_up)
+    x = tl.load(arena + UPSAMPLED + from_up, mask=inside, other=0.0)
+    x += tl.load(arena + SOURCE + i, mask=inside, other=0.0)
+    tl.store(arena + RAW + i, x, mask=inside)
+    for g in tl.static_range(GROUPS):
+        y = _snake(x, tl.load(alpha + g * C + i % C))
+        tl.store(arena + ACTIVATED[g] + i, y, mask=inside)
+
+
+@triton.jit
+def mean_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    C: tl.constexpr,
+    RATE: tl.constexpr,
+    EXTRA: tl.constexpr,
+    SLOPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Average of the blocks, leaky rectified. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    frames = tl.load(numbers + _FRAMES).to(tl.int32)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (i < (frames * RATE + EXTRA) * C) & (frames > 0)
+    x = tl.load(arena + INPUTS[0] + i, mask=inside, other=0.0)
+    for g in tl.static_range(1, GROUPS):
+        x += tl.load(arena + INPUTS[g] + i, mask=inside, other=0.0)
+    x = x / GROUPS
+    tl.store(arena + OUTPUT + i, tl.where(x > 0, x, x * SLOPE), mask=inside)
+
+
+@triton.jit
+def post_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    weight,
+    bias,
+    X: tl.constexpr,
+    SPECTRUM: tl.constexpr,
+    ALIGN: tl.constexpr,
+    C: tl.constexpr,
+    TAPS: tl.constexpr,
+    BINS: tl.constexpr,
+    MAX_LOG: tl.constexpr,
+    RATE: tl.constexpr,
+    EXTRA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Real and imaginary parts of a block of columns. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += tl.multiple_of(row * arena_stride, ALIGN)
+    frames = tl.load(numbers + _FRAMES).to(tl.int32)
+    count = frames * RATE + EXTRA
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    if (frames == 0) | (tl.program_id(0) * BM >= count):
+        return
+    bins = tl.arange(0, 16)
+    k = tl.arange(0, BK)
+    log_magnitude = tl.zeros((BM, 16), dtype=tl.float32)
+    phase = tl.zeros((BM, 16), dtype=tl.float32)
+    # A row's window is one stretch of memory, because the taps are neighbours.
+    for k0 in range(0, TAPS * C, BK):
+        inside = k0 + k < TAPS * C
+        x = tl.load(arena + X + m[:, None] * C + k0 + k[None, :], mask=inside[None, :], other=0.0)
+        keep = inside[None, :] & (bins[:, None] < BINS)
+        place = bins[:, None] * (TAPS * C) + k0 + k[None, :]
+        w = tl.load(weight + place, mask=keep, other=0.0)
+        log_magnitude = tl.dot(x, tl.trans(w), log_magnitude, input_precision=PRECISION)
+        w = tl.load(weight + BINS * TAPS * C + place, mask=keep, other=0.0)
+        phase = tl.dot(x, tl.trans(w), phase, input_precision=PRECISION)
+    log_magnitude += tl.load(bias + bins, mask=bins < BINS, other=0.0)[None, :]
+    phase += tl.load(bias + BINS + bins, mask=bins < BINS, other=0.0)[None, :]
+    magnitude = tl.exp(tl.where(log_magnitude > MAX_LOG, MAX_LOG, log_magnitude))
+    phase = tl.sin(phase)
+    place = arena + SPECTRUM + m[:, None] * (2 * BINS) + bins[None, :]
+    keep = (m[:, None] < count) & (bins[None, :] < BINS)
+    tl.store(place, magnitude * tl.cos(phase), mask=keep)
+    tl.store(place + BINS, magnitude * tl.sin(phase), mask=keep)
+
+
+@triton.jit
+def inverse_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    basis,
+    window,
+    out,
+    flags,
+    out_stride,
+    SPECTRUM: tl.constexpr,
+    BINS: tl.constexpr,
+    N_FFT: tl.constexpr,
+    HOP: tl.constexpr,
+    HOP_FRAME: tl.constexpr,
+    LIMIT: tl.constexpr,
+    HEADER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of samples by overlap-add. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    frames = tl.load(numbers + _FRAMES).to(tl.int32)
+    is_last = (tl.load(numbers + _IS_LAST) != 0).to(tl.int32)
+    behind: tl.constexpr = N_FFT // 2 - HOP  # samples that later columns still change
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (i < frames * HOP_FRAME + is_last * behind) & (frames > 0)
+    sample = i - behind  # of this piece
+    start = (tl.load(numbers + _START) * (HOP_FRAME // HOP)).to(tl.int32)
+    last_column = frames * (HOP_FRAME // HOP)
+    newest = (sample + N_FFT // 2) // HOP  # column that reaches the sample
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    squares = tl.zeros((BLOCK,), dtype=tl.float32)
+    for back in tl.static_range(N_FFT // HOP):
+        column = newest - back
+        real = inside & (column + start >= 0) & (column <= last_column)
+        tap = sample + N_FFT // 2 - column * HOP
+        value = tl.load(window + tap, mask=real, other=0.0)
+        squares += value * value
+        for b in tl.static_range(2 * BINS):
+            x = tl.load(arena + SPECTRUM + column * (2 * BINS) + b, mask=real, other=0.0)
+            total += x * tl.load(basis + b * N_FFT + tap, mask=real, other=0.0)
+    y = total / tl.where(squares > 0, squares, 1.0)
+    y = tl.where(y > LIMIT, LIMIT, tl.where(y < -LIMIT, -LIMIT, y))  # not a number stays what it is
+    out += row * out_stride
+    tl.store(out + HEADER + i, y, mask=inside & (sample + start * HOP >= 0))
+    bad = tl.max(((y != y) & inside & (sample + start * HOP >= 0)).to(tl.int32), axis=0)
+    if bad != 0:
+        tl.atomic_max(flags + row * out_stride, 1)

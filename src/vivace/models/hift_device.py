@@ -1,0 +1,346 @@
+"""The vocoder for a CUDA device: fixed addresses, a pool of streams, one CUDA graph per piece.
+
+``CausalHiFT`` defines the samples; here every intermediate result has its place in an arena, the state of each stream
+lies in a slot of a pool, and how many frames a piece has is a value on the device, so that one captured graph serves
+every length up to its own. On a CPU the same launches run through the plain versions of the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vivace.kernels import hift_reference
+from vivace.kernels.hift_plan import Param, States
+from vivace.models.f0 import F0Predictor
+from vivace.models.hift_layout import Layout, LayoutBuilder
+from vivace.models.source import CounterNoise
+
+if TYPE_CHECKING:
+    from vivace.datatypes import Samples
+    from vivace.models.hift import CausalHiFT
+
+_HEADER = 4  # values before the samples of a row; the first one is the flag
+_BLOCK = 1024  # values that one program copies between arena and pool
+BUCKETS = (8, 16, 32, 56, 108)
+"""Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds."""
+
+
+@dataclass(slots=True)
+class DeviceStream:
+    """One utterance: its slot, how many mel frames went in, and whether its end did."""
+
+    slot: int
+    noise_key: int
+    frames: int = 0
+    is_finished: bool = False
+
+
+@dataclass(slots=True)
+class PendingSamples:
+    """Samples of one launch for one stream, on their way to the host."""
+
+    buffers: list[Tensor] = field(default_factory=list)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    event: torch.cuda.Event | None = None
+
+
+class DeviceVocoder:
+    """Runs the streams of a ``CausalHiFT``.
+
+    Args:
+        model: whose weights are packed; it lives on the device that is to be used.
+        slots: streams that may be open at once.
+        precision: of the convolutions: "tf32", "tf32x3" (near float32) or "ieee" (float32). F0 and the last
+            convolution keep float32's accuracy whatever it is.
+        buckets: frames of the graphs.
+        use_kernels: Triton; the plain versions otherwise. None chooses by the device.
+        use_graphs: capture; None chooses by the device.
+        max_rows: streams of one launch.
+    """
+
+    def __init__(
+        self,
+        model: CausalHiFT,
+        slots: int = 8,
+        precision: str = "tf32",
+        buckets: Sequence[int] = BUCKETS,
+        use_kernels: bool | None = None,
+        use_graphs: bool | None = None,
+        max_rows: int = 1,
+    ) -> None:
+        self.device = model.conv_pre.weight.device
+        on_gpu = self.device.type == "cuda"
+        self.precision, self.buckets, self.max_rows = precision, tuple(sorted(buckets)), max_rows
+        self._kernels = _kernels(on_gpu if use_kernels is None else use_kernels)
+        self._use_graphs = on_gpu if use_graphs is None else use_graphs
+        self._lookahead = model.conv_pre.lookahead
+        self._hop = model.hop_samples
+        self._behind = model.fourier.n_fft // 2 - model.fourier.hop
+        self._max_frames = self.buckets[-1]
+        if self._max_frames <= self._lookahead:
+            raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
+        with torch.no_grad():
+            self.layout: Layout = LayoutBuilder(model, self._max_frames).build()
+        self._arena = torch.zeros(max_rows, self.layout.size, device=self.device)
+        self._params = torch.zeros(max_rows, len(Param), dtype=torch.int64, device=self.device)
+        width = -(-(_HEADER + self._max_frames * self._hop + self._behind) // 4) * 4
+        self._out = torch.zeros(max_rows, width, device=self.device)
+        self._states = self._state_pool(slots)
+        self._free = list(range(slots))[::-1]
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._sides = [_stream(self.device) for _ in self.layout.stages] if on_gpu else []
+        self._host_params = [self._pinned((max_rows, len(Param)), torch.int64) for _ in range(2)]
+        self._params_events: list[torch.cuda.Event | None] = [None, None]
+        self._host_buffers: list[Tensor] = []
+        self._launches = 0
+
+    def open(self, seed: int = 0) -> DeviceStream:
+        """A new stream.
+
+        Raises:
+            RuntimeError: all slots are in use.
+        """
+        if not self._free:
+            raise RuntimeError("every slot of the vocoder is in use")
+        return DeviceStream(self._free.pop(), CounterNoise(seed).key)
+
+    def close(self, stream: DeviceStream) -> None:
+        """Gives the slot back; nothing of the stream is left for the next one. Closing twice does nothing."""
+        if stream.slot >= 0:
+            self._free.append(stream.slot)
+            stream.slot = -1
+
+    def step(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> Samples:
+        """Next frames ``[80, n]`` of a stream, and the samples that they complete, on the host."""
+        return self.collect(self.launch(stream, mel, is_last))
+
+    def launch(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> PendingSamples:
+        """The first half of ``step``: does not wait for the device."""
+        return self.launch_batch([(stream, mel, is_last)])[0]
+
+    @torch.no_grad()
+    def launch_batch(self, items: Sequence[tuple[DeviceStream, Tensor, bool]]) -> list[PendingSamples]:
+        """Next frames of several streams in as few launches as there are pieces of the longest mel."""
+        pending = [PendingSamples() for _ in items]
+        most = self._max_frames - self._lookahead
+        position = 0
+        while True:
+            work = []
+            for (stream, mel, is_last), own in zip(items, pending, strict=True):
+                rest = mel.shape[1] - position
+                ends = is_last and rest <= most and not stream.is_finished
+                if rest > 0 or ends:
+                    work.append((stream, mel[:, position : position + most], ends, own))
+            if not work:
+                return pending
+            for start in range(0, len(work), self.max_rows):
+                self._launch_rows(work[start : start + self.max_rows])
+            position += most
+
+    def collect(self, pending: PendingSamples) -> Samples:
+        """The second half of ``step``: waits for the samples of one launch, and for nothing that came after it.
+
+        Raises:
+            FloatingPointError: values that are not finite.
+        """
+        if pending.event is not None:
+            pending.event.synchronize()
+        parts, is_bad = [torch.zeros(0)], False
+        for buffer, (start, end) in zip(pending.buffers, pending.ranges, strict=True):
+            is_bad |= bool(buffer.view(torch.int32)[0])
+            parts.append(buffer[start:end])
+        samples: Samples = torch.cat(parts).numpy()
+        if self.device.type == "cuda":
+            self._host_buffers += pending.buffers
+        pending.buffers, pending.ranges = [], []
+        if is_bad:
+            raise FloatingPointError("the vocoder gave values that are not finite")
+        return samples
+
+    def warm_up(self, rows: Sequence[int] = (1,)) -> None:
+        """Compiles the kernels and captures every graph. Open streams keep their state."""
+        self._params.zero_()
+        for bucket in self.buckets:
+            for count in rows:
+                self._prepare(bucket, count)
+
+    def _launch_rows(self, work: list[tuple[DeviceStream, Tensor, bool, PendingSamples]]) -> None:
+        which = self._launches % 2
+        self._launches += 1
+        event = self._params_events[which]
+        if event is not None:  # the copy from two launches ago has read this buffer long since
+            event.synchronize()
+        host = self._host_params[which]
+        frames, ranges = 1, []
+        for row, (stream, mel, is_last, _) in enumerate(work):
+            values, samples = self._describe(stream, mel.shape[1], is_last)
+            host[row] = torch.tensor(values)
+            frames = max(frames, values[Param.F0_FRAMES], values[Param.FRAMES])
+            ranges.append(samples)
+        rows = len(work)
+        bucket = next(bucket for bucket in self.buckets if bucket >= frames)
+        self._prepare(bucket, rows)
+        self._params[:rows].copy_(host[:rows], non_blocking=True)
+        self._params_events[which] = self._record()
+        for row, (_, mel, _, _) in enumerate(work):
+            if mel.shape[1]:
+                self._mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
+        graph = self._graphs.get((bucket, rows))
+        if graph is not None:
+            graph.replay()
+        else:
+            self._run(bucket, rows)
+        for row, (_, _, _, pending) in enumerate(work):
+            start, end = ranges[row]
+            if end > start:
+                buffer = self._host_buffer()
+                buffer[:end].copy_(self._out[row, :end], non_blocking=True)
+                pending.buffers.append(buffer)
+                pending.ranges.append((start, end))
+        event = self._record()
+        for _, _, _, pending in work:
+            pending.event = event
+
+    def _describe(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[list[int], tuple[int, int]]:
+        """The parameters of a piece, and where in its output row the samples begin and end. Moves the stream on."""
+        assert stream.slot >= 0, "the stream is closed"
+        assert not stream.is_finished, "nothing follows the end of a stream"
+        before, after = stream.frames, stream.frames + new
+        f0_start = max(before - F0Predictor.lookahead_frames, 0)
+        start = max(before - self._lookahead, 0)
+        f0_end = after if is_last else max(after - F0Predictor.lookahead_frames, 0)
+        end = after if is_last else max(after - self._lookahead, 0)
+        values = [0] * len(Param)
+        values[Param.SLOT] = stream.slot
+        values[Param.NEW_FRAMES] = new
+        values[Param.F0_FRAMES] = f0_end - f0_start
+        values[Param.FRAMES] = end - start
+        values[Param.F0_MEL_ROW] = f0_start - before + self._lookahead
+        values[Param.MEL_ROW] = start - before + self._lookahead
+        values[Param.MEL_ROWS] = new + self._lookahead
+        values[Param.F0_START] = f0_start
+        values[Param.START] = start
+        values[Param.IS_FIRST] = int(before == 0)
+        values[Param.IS_LAST] = int(is_last)
+        values[Param.NOISE_KEY] = stream.noise_key
+        stream.frames, stream.is_finished = after, is_last
+        if end == start:
+            return values, (0, 0)
+        first = _HEADER + (self._behind if start == 0 else 0)
+        return values, (first, _HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
+
+    def _run(self, frames: int, rows: int) -> None:
+        """All launches of a piece."""
+        kernels, layout, precision = self._kernels, self.layout, self.precision
+        arena, params, states = self._arena[:rows], self._params[:rows], self._states
+        out = self._out[:rows]
+        kernels.load_states(states, arena, params)
+        with self._aside(0):
+            kernels.conv(layout.pre, arena, params, frames, precision)
+            kernels.conv(layout.stages[0].up, arena, params, frames, precision)
+        for op in layout.f0:
+            kernels.conv(op, arena, params, frames, precision)
+        kernels.phases(layout.source, arena, params, states, out.view(torch.int32))
+        kernels.samples(layout.source, arena, params, frames)
+        kernels.spectrum(layout.spectrum, arena, params, frames)
+        for stage in range(1, len(layout.stages)):
+            with self._aside(stage):
+                for op in layout.stages[stage].source:
+                    kernels.conv(op, arena, params, frames, precision)
+        for op in layout.stages[0].source:
+            kernels.conv(op, arena, params, frames, precision)
+        for stage, plan in enumerate(layout.stages):
+            if stage:
+                kernels.conv(plan.up, arena, params, frames, precision)
+            self._wait_for(stage)
+            kernels.join(plan.join, arena, params, frames)
+            for op in plan.blocks:
+                kernels.conv(op, arena, params, frames, precision)
+            kernels.mean(plan.mean, arena, params, frames)
+        kernels.post(layout.post, arena, params, frames, "ieee" if precision == "ieee" else "tf32x3")
+        kernels.inverse(layout.post, arena, params, frames, out, _HEADER)
+        kernels.save_states(states, arena, params)
+
+    def _aside(self, index: int) -> AbstractContextManager[object]:
+        """Launches inside run beside those that follow, until ``_wait_for(index)``."""
+        if not self._sides:
+            return nullcontext()
+        self._sides[index].wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self._sides[index])
+
+    def _wait_for(self, index: int) -> None:
+        if self._sides:
+            torch.cuda.current_stream(self.device).wait_stream(self._sides[index])
+
+    @torch.no_grad()
+    def _prepare(self, bucket: int, rows: int) -> None:
+        """Captures the graph of a bucket unless it is there."""
+        if not self._use_graphs or (bucket, rows) in self._graphs:
+            return
+        # A piece without frames computes nothing, but the kernels are compiled and loaded before the capture.
+        # Slot numbers of such a piece point at a spare slot behind the real ones.
+        self._params.zero_()
+        self._params[:, Param.SLOT] = self._states.pool.shape[0] - 1
+        stream = _stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self._run(bucket, rows)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._run(bucket, rows)
+        self._graphs[bucket, rows] = graph
+
+    def _mel_rows(self, row: int, count: int) -> Tensor:
+        """Where the new mel frames of a row go: ``[count, 80]``."""
+        mel = self.layout.mel
+        return self._arena[row, mel.origin : mel.origin + count * mel.channels].view(count, mel.channels)
+
+    def _state_pool(self, slots: int) -> States:
+        table, size = [], 0
+        for history in self.layout.histories:
+            for start in range(0, history.count, _BLOCK):
+                count = min(_BLOCK, history.count - start)
+                table.append([history.start + start, size, count, int(history.field), history.per_frame])
+                size += -(-count // 4) * 4
+        return States(
+            torch.zeros(slots + 1, size, device=self.device),
+            torch.zeros(slots + 1, 16, dtype=torch.float64, device=self.device),
+            torch.tensor(table, dtype=torch.int64, device=self.device),
+            _BLOCK,
+        )
+
+    def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+
+    def _host_buffer(self) -> Tensor:
+        if self._host_buffers:
+            return self._host_buffers.pop()
+        return self._pinned((self._out.shape[1],), torch.float32)
+
+    def _record(self) -> torch.cuda.Event | None:
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+def _kernels(use_triton: bool) -> ModuleType:
+    if not use_triton:
+        return hift_reference
+    from vivace.kernels import hift
+
+    return hift
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
