@@ -40,6 +40,7 @@ _STATUS_OF_CODE = {
     "overloaded": 503,
     "draining": 503,
     "engine_restarting": 503,
+    "engine_closed": 503,
     "deadline_exceeded": 504,
     "storage_full": 507,
 }
