@@ -70,7 +70,8 @@ def make_app(fake: Fake) -> FastAPI:
     add_page(app, ServerConfig())
 
     def refused(request: Request) -> JSONResponse | None:
-        if fake.key is None or request.headers.get("authorization") == f"Bearer {fake.key}":
+        sent = request.headers.get("authorization", "").encode("latin-1").decode()
+        if fake.key is None or sent == f"Bearer {fake.key}":
             return None
         return error(401, "invalid_api_key", "This server needs a valid API key.")
 
@@ -92,9 +93,9 @@ def make_app(fake: Fake) -> FastAPI:
     async def add(request: Request) -> Response:
         if fake.upload_error:
             return error(*fake.upload_error, "The server's advice.")
-        form = await request.form()
-        audio = await form["audio_sample"].read()
-        fake.uploads.append({**{k: v for k, v in form.items() if k != "audio_sample"}, "audio": audio})
+        async with request.form() as form:
+            audio = await form["audio_sample"].read()
+            fake.uploads.append({**{k: v for k, v in form.items() if k != "audio_sample"}, "audio": audio})
         fake.voices.append({"id": form["name"], "name": form["name"], "kind": "stored"})
         return JSONResponse({"id": form["name"], "name": form["name"]})
 

@@ -17,6 +17,11 @@ export const key = {
   set: (value) => tab.set("key", value),
 };
 
+/** Words as a string of their UTF-8 bytes, which is what headers and btoa take. */
+export function asBytes(words) {
+  return String.fromCharCode(...new TextEncoder().encode(words));
+}
+
 /** Address of a WebSocket route. */
 export function socketUrl(path) {
   const url = new URL(path, BASE);
@@ -44,7 +49,7 @@ async function errorOf(response) {
 /** One request; the response, or an ApiError. */
 async function call(path, options = {}) {
   const headers = { ...options.headers };
-  if (key.get()) headers.authorization = `Bearer ${key.get()}`;
+  if (key.get()) headers.authorization = `Bearer ${asBytes(key.get())}`;
   let response;
   try {
     response = await fetch(new URL(path, BASE), { cache: "no-store", ...options, headers });

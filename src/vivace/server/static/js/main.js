@@ -71,7 +71,6 @@ function showState() {
   const words = stateWords();
   if ($("state-text").textContent !== words) $("state-text").textContent = words;
   $("dot").dataset.state = busy ? "busy" : connection.state;
-  if (stage.gaps && !$("typing").checked) $("chunk-note").textContent = t("gaps", { n: number(stage.gaps) });
 }
 
 function setModel(name) {

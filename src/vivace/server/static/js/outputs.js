@@ -39,7 +39,7 @@ export class WorkletOutput {
 }
 
 /** Buffers laid end to end on the context's clock: for pages that are not on https or localhost, where browsers
- * offer no worklet. */
+ * offer no worklet, and for when it cannot be loaded. */
 export class ScheduledOutput {
   constructor(context, on) {
     this.context = context;
@@ -72,7 +72,10 @@ export class ScheduledOutput {
     node.start(at);
     this.next = at + buffer.duration;
     this.pending.push({ node, at, length: samples.length });
-    if (this.state === "dry") this.state = "running";
+    if (this.state === "dry") {
+      this.state = "running";
+      this.on.gap();
+    }
   }
 
   end() {
@@ -104,7 +107,6 @@ export class ScheduledOutput {
     } else {
       this.state = this.ended ? "over" : "dry";
       if (this.ended) this.on.drained();
-      else this.on.gap();
     }
   }
 }

@@ -4,6 +4,18 @@ import { ScheduledOutput, WorkletOutput } from "./outputs.js";
 
 const AHEAD_SECONDS = 20;
 
+/** The worklet where there is one, and where the server can be reached to load it. */
+async function openOutput(context, on) {
+  if (context.audioWorklet) {
+    try {
+      return await WorkletOutput.open(context, on);
+    } catch {
+      // The plain way needs nothing more from the server.
+    }
+  }
+  return new ScheduledOutput(context, on);
+}
+
 export class Player {
   /** @param on { heard(latency_ms), gap(), drained() } */
   constructor(on) {
@@ -44,7 +56,7 @@ export class Player {
         this.on.drained();
       },
     };
-    const output = context.audioWorklet ? await WorkletOutput.open(context, on) : new ScheduledOutput(context, on);
+    const output = await openOutput(context, on);
     if (context !== this.context || this.output) return; // another call was faster
     this.output = output;
     this.restart(this.origin);

@@ -42,13 +42,18 @@ class Player extends AudioWorkletProcessor {
 
   process(_, outputs) {
     if (this.over) return true;
-    if (!this.running) this.running = this.buffered > 0 && (this.ended || this.buffered >= this.wanted);
+    if (!this.running) this.start();
     if (this.running) this.fill(outputs[0][0]);
     if (this.ended && this.buffered === 0) {
       this.over = true;
       this.tell("drained");
     }
     return true;
+  }
+
+  start() {
+    this.running = this.buffered > 0 && (this.ended || this.buffered >= this.wanted);
+    if (this.running && this.played > 0) this.tell("gap"); // told now: silence after the last sample is none
   }
 
   fill(out) {
@@ -72,7 +77,6 @@ class Player extends AudioWorkletProcessor {
     if (filled < out.length && !this.ended) {
       this.running = false;
       this.wanted = Math.min(MOST_SECONDS * sampleRate, Math.max(2 * this.wanted, 0.2 * sampleRate));
-      this.tell("gap");
     } else if (++this.blocks % REPORT_BLOCKS === 0) {
       this.tell("moved");
     }

@@ -25,7 +25,7 @@ export class Speaking {
   async speak(text) {
     this.stop();
     if (!text.trim()) return this.on.error(new ApiError("empty_input"));
-    this.open(false);
+    this.open(false, false);
     this.say(text);
     this.utterance.done();
     return this.on.change();
@@ -39,7 +39,7 @@ export class Speaking {
     }
     if (!this.utterance) {
       if (!piece.trim()) return;
-      this.open(this.stage.sounding || !this.stopped);
+      this.open(!this.stopped, true);
     }
     if (piece) this.say(piece);
     if (last) {
@@ -54,14 +54,14 @@ export class Speaking {
     this.utterance.text(text);
   }
 
-  open(keep) {
+  open(keep, lenient) {
     const { stage } = this;
     const config = this.settings();
     const { model: _, ...session } = config;
     this.last = { config, text: keep && this.last ? this.last.text : "" };
     this.complete = false;
     this.stopped = false;
-    stage.begin(keep);
+    stage.begin(keep, lenient);
     stage.player.prepare().catch(() => this.on.error(new ApiError("no_sound")));
     const utterance = new Utterance(session, {
       ready: (event) => this.on.ready(event),

@@ -29,8 +29,10 @@ export class Stage {
     onLanguage(() => this.words());
   }
 
-  /** @param keep true: the new audio follows what is there. */
-  begin(keep) {
+  /** @param keep the new audio follows what is there.
+   * @param lenient pauses are the typist's, not the engine's. */
+  begin(keep, lenient) {
+    this.lenient = lenient;
     $("stage").classList.remove("fresh");
     this.reset(keep);
     this.changed();
@@ -103,7 +105,7 @@ export class Stage {
   }
 
   gap() {
-    if (this.receiving) this.gaps += 1;
+    this.gaps += 1;
     this.showFigures();
   }
 
@@ -178,6 +180,7 @@ export class Stage {
       audio: audio === undefined ? "–" : t("unitS", { n: number(audio, 1) }),
     };
     for (const name of FIGURES) $(`figure-${name}`).textContent = words[name];
+    $("gaps").textContent = this.gaps && !this.lenient ? t("gaps", { n: number(this.gaps) }) : "";
   }
 
   words() {

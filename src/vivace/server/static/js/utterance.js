@@ -1,6 +1,6 @@
 // One utterance over the WebSocket /v1/audio/speech/stream: text goes in, audio and figures come out.
 
-import { ApiError, key, socketUrl } from "./api.js";
+import { ApiError, asBytes, key, socketUrl } from "./api.js";
 
 const PIECE_CHARACTERS = 4000;
 const PING_MS = 20_000;
@@ -123,6 +123,5 @@ export class Utterance {
 
 /** A key in the letters that a subprotocol may have (base64url). */
 function encodeKey(words) {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(words));
-  return btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+  return btoa(asBytes(words)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
 }
