@@ -324,6 +324,8 @@ class VocoderConfig:
     seams: str = "context"
     """How a stream of a vocoder that is not causal joins its pieces: "context" (every layer waits for what it looks
     ahead on; equals the whole) or "fade" (the reference's overlap and cross-fade)."""
+    fade_frames: int = 8
+    """Overlap of the cross-fade in mel frames: 8 in CosyVoice 2, 20 in CosyVoice-300M."""
 
     @property
     def hop_samples(self) -> int:

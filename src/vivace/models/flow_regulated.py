@@ -7,6 +7,8 @@ computes pieces with what lies around them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,16 +44,19 @@ class LengthRegulator(nn.Module):
         Returns:
             ``[1, C, prompt_frames + new_frames]``.
         """
-        parts = [_stretch(prompt, prompt_frames)] if prompt_frames else []
-        if new.shape[2] > 2 * HEAD_TOKENS:
-            ends = HEAD_TOKENS
-            parts += [
-                _stretch(new[..., :ends], end_frames),
-                _stretch(new[..., ends:-ends], new_frames - 2 * end_frames),
-                _stretch(new[..., -ends:], end_frames),
-            ]
-        else:
-            parts.append(_stretch(new, new_frames))
+        if new.shape[2] <= 2 * HEAD_TOKENS:
+            return self.join(prompt, prompt_frames, _stretch(new, new_frames))
+        ends = HEAD_TOKENS
+        parts = (
+            _stretch(new[..., :ends], end_frames),
+            _stretch(new[..., ends:-ends], new_frames - 2 * end_frames),
+            _stretch(new[..., -ends:], end_frames),
+        )
+        return self.join(prompt, prompt_frames, torch.cat(parts, dim=2))
+
+    def join(self, prompt: Tensor, prompt_frames: int, new: Tensor) -> Tensor:
+        """The convolutions over the prompt, which is stretched first, and the new part, which is so already."""
+        parts = [_stretch(prompt, prompt_frames), new] if prompt_frames else [new]
         result: Tensor = self.model(torch.cat(parts, dim=2))
         return result
 
@@ -92,7 +97,7 @@ class RegulatedFlow(TokenFlow):
             prompt_mel: mel of the prompt ``[frames, 80]``; no frames without a prompt.
             embedding: speaker embedding ``[192]``.
             streaming: must be False; there is no mask under which finished frames stay.
-            num_prompt: how many tokens are the prompt's; None: as many as fit its mel best.
+            num_prompt: how many tokens are the prompt's; None: as many as its mel has room for.
 
         Returns:
             mel of the frames after the prompt, float32 ``[80, num_frames(new tokens)]``.
@@ -103,11 +108,15 @@ class RegulatedFlow(TokenFlow):
         assert not streaming, "this flow has no chunk mask"
         config, prompt_frames = self.config, prompt_mel.shape[0]
         if num_prompt is None:
-            num_prompt = round(prompt_frames * 256 * config.token_rate_hz / 22_050)
+            num_prompt = self.prompt_tokens(prompt_frames)
         self.check_length(prompt_frames + config.num_frames(len(tokens) - num_prompt))
         mu = self.encode(tokens[None], num_prompt, prompt_frames)
         noise = self.noise[..., : mu.shape[-1]].to(mu.device)
         return self.integrate(noise, mu, prompt_mel, self.project_speaker(embedding[None]))[:, prompt_frames:]
+
+    def prompt_tokens(self, num_frames: int) -> int:
+        """Tokens of a prompt whose mel has so many frames (``num_frames`` of the configuration rounds down)."""
+        return math.ceil(num_frames * 256 * self.config.token_rate_hz / 22_050)
 
     def integrate(self, noise: Tensor, mu: Tensor, prompt_mel: Tensor, spks: Tensor) -> Tensor:
         """From ``noise`` ``[1, 80, T]`` to mel ``[80, T]``, the prompt's frames included."""

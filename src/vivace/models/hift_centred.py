@@ -180,10 +180,17 @@ class CentredHiFT(nn.Module):
             return mel.new_zeros(mel.shape[0], 0)
         return self.decode(mel, self.source(mel, f0, noise))
 
-    def source(self, mel: Tensor, f0: Tensor | None = None, noise: NoiseSource | None = None) -> Tensor:
-        """The excitation of a whole mel, ``[B, T * hop_samples]``."""
+    def source(
+        self,
+        mel: Tensor,
+        f0: Tensor | None = None,
+        noise: NoiseSource | None = None,
+        start_frame: int = 0,
+    ) -> Tensor:
+        """The excitation of a whole mel, ``[B, T * hop_samples]``; the noise is that of the frames from
+        ``start_frame``."""
         f0 = self.f0_predictor(mel) if f0 is None else f0
-        samples: Tensor = self.m_source(f0, noise or CounterNoise())
+        samples: Tensor = self.m_source(f0, noise or CounterNoise(), start_frame)
         return samples
 
     def decode(self, mel: Tensor, source: Tensor) -> Tensor:
@@ -244,7 +251,7 @@ class CentredHiFT(nn.Module):
         spectrum = self._spectrum(x)
         if spectrum.shape[-1] == 0 and not is_last:
             return mel.new_zeros(mel.shape[0], 0)
-        if is_last and spectrum.shape[-1] == 0 and stream.source.frames == 0:
+        if is_last and spectrum.shape[-1] == 0 and not stream.source.started:
             return mel.new_zeros(mel.shape[0], 0)
         return self._limit(self.fourier.synthesise_step(spectrum, stream.synthesis, is_last))
 

@@ -28,12 +28,14 @@ class SourceState:
         phase: before the frame that waits, in cycles, float64 ``[B, harmonics]``.
         waiting: F0 of the last frame ``[B, 0 or 1]``: with a phase that moves in lines, its second half needs the next
             frame.
-        frames: frames whose samples are out.
+        frames: absolute number of the next frame, for the noise.
+        started: a frame came before it.
     """
 
     phase: Tensor
     waiting: Tensor
     frames: int = 0
+    started: bool = False
 
 
 class NormalSource(nn.Module):
@@ -55,9 +57,12 @@ class NormalSource(nn.Module):
         phase = torch.zeros(batch, self.harmonics, dtype=torch.float64, device=weight.device)
         return SourceState(phase, weight.new_zeros(batch, 0))
 
-    def forward(self, f0: Tensor, noise: NoiseSource) -> Tensor:
-        """Source of a whole utterance: ``[B, T]`` in Hz to samples ``[B, T * hop]``."""
-        return self.step(f0, self.initial_state(f0.shape[0]), noise, is_last=True)
+    def forward(self, f0: Tensor, noise: NoiseSource, start_frame: int = 0) -> Tensor:
+        """Source of a whole utterance: ``[B, T]`` in Hz to samples ``[B, T * hop]``; the noise is that of the frames
+        from ``start_frame``."""
+        state = self.initial_state(f0.shape[0])
+        state.frames = start_frame
+        return self.step(f0, state, noise, is_last=True)
 
     def step(self, f0: Tensor, state: SourceState, noise: NoiseSource, is_last: bool) -> Tensor:
         """Next frames ``[B, n]``: the samples that they complete, ``[B, m * hop]``. Changes ``state``."""
@@ -74,7 +79,7 @@ class NormalSource(nn.Module):
             draws = noise.uniform(state.frames * self.hop, voiced.shape[-1], self.harmonics, f0.device)
             normal = torch.erfinv(2 * draws.double() - 1 + HALF).to(f0.dtype) * math.sqrt(2)
             waves = torch.addcmul(waves * voiced, level, normal)
-            state.frames += count
+            state.frames, state.started = state.frames + count, True
         mixed = torch.einsum("bht,h->bt", waves, self.l_linear.weight[0]) + self.l_linear.bias
         return torch.tanh(mixed)
 
@@ -101,7 +106,7 @@ class NormalSource(nn.Module):
         middles = torch.remainder(state.phase[..., None] + torch.cumsum(moves, dim=-1), 1.0)
         before = torch.cat((state.phase[..., None], middles[..., :-1]), dim=-1)
         into = moves.clone()
-        if state.frames == 0:  # the phase stands still before the first middle
+        if not state.started:  # the phase stands still before the first middle
             before[..., 0], into[..., 0] = middles[..., 0], 0.0
         out = torch.cat((moves[..., 1:], torch.zeros_like(moves[..., :1])), dim=-1)
         state.phase = middles[..., count - 1].clone()
