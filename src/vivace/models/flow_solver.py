@@ -1,0 +1,276 @@
+"""One launch of the flow: a chunk of each of ``S`` streams through all Euler steps, as one graph on a GPU.
+
+The host fills one packet (token ids, positions, page tables) and starts; everything else happens on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vivace.config import FlowConfig
+from vivace.kernels import dit_reference
+from vivace.kernels.dit_reference import Guidance, Normed, Rows
+from vivace.models.dit import POSITION_KERNEL
+from vivace.models.flow_pages import PageLayout
+from vivace.models.flow_weights import FlowWeights
+
+ROW_PADDING = 128
+"""Rows that kernels may read beyond the last one: a whole tile."""
+
+PACKETS = 4
+"""Packets that may be under way to the device at once."""
+
+LOOKAHEAD_BEFORE = 2
+"""Tokens that the look-ahead layer looks back on."""
+
+
+class Chunk(NamedTuple):
+    """What the host knows of one stream's chunk.
+
+    Attributes:
+        ids: the two tokens before the chunk, those of the chunk, those ahead; -1 where there is none.
+        start: absolute first frame; ``num_frames`` the valid ones.
+        pages: page of each chunk of the stream up to this one, its own included.
+        shared: block of each chunk for the unconditional branch at step 0, likewise.
+    """
+
+    ids: Sequence[int]
+    start: int
+    num_frames: int
+    pages: Sequence[int]
+    shared: Sequence[int]
+
+
+class _Packet:
+    """Views of one buffer of int64: offsets of pages, then pairs of int32."""
+
+    def __init__(self, streams: int, pages: int, ids: int, device: torch.device | str, pinned: bool) -> None:
+        wide = 4 * streams * (pages + 2)
+        narrow = streams * (4 + ids)
+        size = wide + (narrow + 1) // 2
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=device, pin_memory=pinned)
+        ends, table = self.buffer[: 8 * streams], self.buffer[8 * streams : wide]
+        self.here, self.before = ends.view(2, 2, 2 * streams)
+        self.table = table.view(2, 2 * streams, pages)
+        numbers = self.buffer[wide:].view(torch.int32)[:narrow]
+        self.starts, self.counts = numbers[: 4 * streams].view(2, 2 * streams)
+        self.ids = numbers[4 * streams :].view(streams, ids)
+
+    def fill(self, chunks: Sequence[Chunk], layout: PageLayout) -> None:
+        """Index 0 of the offsets is step 0, index 1 all later steps."""
+        streams = len(chunks)
+        for index, chunk in enumerate(chunks):
+            pages = torch.tensor(chunk.pages)
+            shared = torch.tensor(chunk.shared)
+            count = len(chunk.pages)
+            for step, branch, blocks in (
+                (0, 0, pages),
+                (1, 0, pages),
+                (0, 1, shared),
+                (1, 1, pages - layout.block),
+            ):
+                row = branch * streams + index
+                self.table[step, row, :count] = blocks
+                self.here[step, row] = blocks[-1]
+                self.before[step, row] = blocks[max(0, count - 2)]
+            for row in (index, streams + index):
+                self.starts[row], self.counts[row] = chunk.start, chunk.num_frames
+            self.ids[index] = torch.tensor(chunk.ids, dtype=torch.int32)
+
+
+class Solver:
+    """Buffers and graphs for ``streams`` chunks at once.
+
+    Args:
+        arena, resolve: where page offsets count from, and what gives the plain kernels the elements there.
+        ops: ``vivace.kernels.dit`` or its plain versions.
+        shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
+        options: keyword arguments for each kernel by its name, such as its tile.
+    """
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        weights: FlowWeights,
+        arena: Tensor,
+        resolve: Callable[[int], Tensor],
+        layout: PageLayout,
+        shared: Tensor,
+        streams: int = 1,
+        ops: ModuleType = dit_reference,
+        options: dict[str, dict[str, object]] | None = None,
+        use_graphs: bool = False,
+    ) -> None:
+        self._config, self._weights, self._layout = config, weights, layout
+        self._arena, self._resolve = arena, resolve
+        self._streams, self._ops = streams, ops
+        defaults = ops.DEFAULT_OPTIONS
+        self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
+        self._shared, self._use_graphs = shared, use_graphs
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        dit, device = config.dit, weights.x.device
+        chunk, dim = dit.static_chunk_frames, dit.dim
+        pages = -(-config.noise_frames // chunk)
+        ids = LOOKAHEAD_BEFORE + chunk // config.token_mel_ratio + config.lookahead_tokens
+        self._host = [
+            _Packet(streams, pages, ids, "cpu", device.type == "cuda")
+            for _ in range(PACKETS if device.type == "cuda" else 1)
+        ]
+        self._sent: list[torch.cuda.Event | None] = [None] * len(self._host)
+        self._next = 0
+        self._packet = _Packet(streams, pages, ids, device, False)
+        self._steps = torch.arange(config.num_steps, dtype=torch.int32, device=device)
+        self._steps = self._steps[:, None].expand(-1, 2 * streams).contiguous()
+        half, single = weights.x.new_zeros, weights.bias.new_zeros
+        rows = -(-2 * streams * chunk // ROW_PADDING) * ROW_PADDING + ROW_PADDING
+        inner = dit.heads * dit.dim_head
+        self.speakers = single(streams, dim)
+        self.conditions = half(streams, chunk, dit.mel_dim)
+        self.x = single(streams, chunk, dit.mel_dim)
+        self.fault = torch.zeros(streams, dtype=torch.int32, device=device)
+        self._condition = weights.bias.repeat(2 * streams * chunk, 1)
+        back = POSITION_KERNEL - 1
+        joined = (2 * streams + 2, back + chunk, dim)
+        self._first, self._second = half(joined), half(joined)
+        self._hidden = single(rows, dim)
+        self._query, self._mixed = half(rows, inner), half(rows, inner)
+        self._inner = half(rows, dim * dit.ff_mult)
+        self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
+        self._frames = torch.arange(chunk, device=device)
+
+    def send(self, chunks: Sequence[Chunk]) -> None:
+        """Puts what the chunks are on its way to the device."""
+        assert len(chunks) == self._streams
+        index, self._next = self._next, (self._next + 1) % len(self._host)
+        sent = self._sent[index]
+        if sent is not None:
+            sent.synchronize()  # its last copy has long arrived, unless the device is far behind
+        self._host[index].fill(chunks, self._layout)
+        self._packet.buffer.copy_(self._host[index].buffer, non_blocking=True)
+        if self._packet.buffer.is_cuda:
+            if sent is None:
+                sent = self._sent[index] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            sent.record()
+
+    def run(self, use_shared: bool) -> None:
+        """Solves what was sent; the mel is in ``x``.
+
+        Args:
+            use_shared: the unconditional branch at step 0 is known for all of the chunks, which are whole.
+        """
+        if not self._use_graphs:
+            self.solve(use_shared)
+            return
+        if use_shared not in self._graphs:
+            self.capture(use_shared)
+        self._graphs[use_shared].replay()
+
+    def capture(self, use_shared: bool) -> None:
+        """Makes the graph. The first time kernels are compiled; what was sent is solved on the way."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.solve(use_shared)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.solve(use_shared)
+        self._graphs[use_shared] = graph
+
+    @torch.no_grad()
+    def solve(self, use_shared: bool) -> None:
+        """The same, kernel by kernel."""
+        self._prepare()
+        for step in range(self._config.num_steps):
+            is_shared = use_shared and step == 0
+            self._velocity(self._rows(step, self._streams * (1 if is_shared else 2)), step, is_shared)
+
+    def _prepare(self) -> None:
+        """Tokens to condition, noise to ``x``."""
+        weights, packet, config = self._weights, self._packet, self._config
+        self.fault.zero_()
+        positions = (packet.starts[: self._streams, None] + self._frames).clamp_(max=config.noise_frames - 1)
+        self.x.copy_(weights.noise[positions])
+        nothing = weights.tokens.embedding.shape[0] - 1
+        embedded = weights.tokens.embedding[packet.ids.remainder(nothing + 1)]
+        y = F.leaky_relu(_windows(embedded, *weights.tokens.first))
+        # Before the first token the second convolution sees zeros.
+        y[:, :LOOKAHEAD_BEFORE] *= (packet.ids[:, :LOOKAHEAD_BEFORE, None] >= 0).to(y.dtype)
+        mu = _windows(y, *weights.tokens.second) + embedded[:, LOOKAHEAD_BEFORE : -config.lookahead_tokens]
+        mu = mu.repeat_interleave(config.token_mel_ratio, dim=1)
+        joined = torch.cat((self.conditions, mu), dim=-1).float()
+        condition = F.linear(joined, weights.condition) + self.speakers[:, None]
+        self._condition[: condition.shape[0] * condition.shape[1]] = condition.flatten(0, 1)
+
+    def _rows(self, step: int, groups: int) -> Rows:
+        packet, later = self._packet, min(step, 1)
+        return Rows(
+            chunk=self._config.dit.static_chunk_frames,
+            look_back=POSITION_KERNEL - 1,
+            starts=packet.starts[:groups],
+            counts=packet.counts[:groups],
+            steps=self._steps[step, :groups],
+            here=packet.here[later, :groups],
+            before=packet.before[later, :groups],
+            table=packet.table[later, :groups],
+            step_stride=self._layout.step_stride,
+            context_offset=self._layout.context,
+            arena=self._arena,
+            resolve=self._resolve,
+        )
+
+    def _velocity(self, rows: Rows, step: int, is_shared: bool) -> None:
+        """One Euler step."""
+        weights, heads = self._weights, self._config.dit.heads
+        call = self._call
+        dim, tiles = self._config.dit.dim, self._tiles
+        call("embed_input", rows, self.x, weights.x, self._condition, self._first, self._second)
+        call("convolve", rows, self._first, weights.positions[0], self._second)
+        normed = self._normed._replace(tiles=tiles("convolve_add", dim))
+        call(
+            "convolve_add", rows, self._second, weights.positions[1], self._first, weights.first_scale,
+            self._hidden, normed,
+        )  # fmt: skip
+        for index, block in enumerate(weights.blocks):
+            layer = index * self._layout.layer
+            call("qkv", rows, normed, block.qkv, weights.rope, self._query, heads, layer)
+            call("attention", rows, self._query, self._mixed, heads, layer)
+            normed = self._normed._replace(tiles=tiles("add_attention", dim))
+            call("add_attention", rows, self._mixed, block.out, self._hidden, normed)
+            call("ff_in", rows, normed, block.ff_in, self._inner)
+            normed = self._normed._replace(tiles=tiles("add_ff", dim))
+            call("add_ff", rows, self._inner, block.ff_out, self._hidden, normed)
+        guidance = Guidance(
+            self._config.guidance_scale, weights.dt, self._shared, is_shared, step == 0 and not is_shared
+        )
+        call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
+
+    def _call(self, name: str, *args: object) -> None:
+        kernel: Callable[..., None] = getattr(self._ops, _KERNELS.get(name, name))
+        kernel(*args, **self._options.get(name, {}))
+
+    def _tiles(self, name: str, dim: int) -> int:
+        tile = self._options.get(name, {}).get("tile")
+        return 1 if tile is None else dim // tile.columns
+
+
+CALLS = (
+    "embed_input", "convolve", "convolve_add", "qkv", "attention", "add_attention", "ff_in", "add_ff", "advance"
+)  # fmt: skip
+"""Kernel calls of an Euler step, by the names that options use."""
+
+_KERNELS = {"add_attention": "add_projection", "add_ff": "add_projection"}
+
+
+def _windows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A causal convolution without padding as one product: ``x`` ``[S, N, C]`` → ``[S, N - kernel + 1, out]``."""
+    streams, length, channels = x.shape
+    kernel = weight.shape[1] // channels
+    size = (streams, length - kernel + 1, kernel * channels)
+    return F.linear(x.contiguous().as_strided(size, (length * channels, channels, 1)), weight, bias)

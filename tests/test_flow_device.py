@@ -1,0 +1,181 @@
+"""The flow on pages: the same chunks as the plain stream, shared prompts, no page lost.
+
+Everything runs on the CPU with the plain kernels, in float32: the same sums in another order, so the tolerance is that
+of the streaming tests.
+"""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.test_flow import inputs, model, vectors  # noqa: F401  (fixtures)
+from tests.test_flow_stream import CHUNK, EMBEDDING, LONGEST, VOCAB, flow, pieces, prompt_mel, token_lists
+from vivace.errors import SynthesisError
+from vivace.models import flow_pages
+from vivace.models.flow_device import DeviceFlow
+from vivace.models.flow_pages import PagePool
+
+
+@functools.cache
+def device_flow():
+    """One for all tests, as in an engine: each test finds what earlier ones left behind."""
+    return DeviceFlow(flow())
+
+
+def run(stream, parts, finish=True, device=None):
+    device = device or device_flow()
+    done = [device.step(stream, part, finish and index == len(parts) - 1) for index, part in enumerate(parts)]
+    return torch.cat(done, dim=1)
+
+
+def tokens_of(count, factor=7):
+    return [(factor * position) % VOCAB for position in range(count)]
+
+
+def whole(tokens, prompt=0):
+    return flow().generate(torch.tensor(tokens), prompt_mel(prompt), EMBEDDING, streaming=True).detach()
+
+
+@settings(deadline=None, max_examples=40)
+@given(tokens=token_lists, prompt=st.integers(0, 20), cuts=st.sets(st.integers(0, LONGEST), max_size=8))
+def test_any_split_equals_whole(tokens, prompt, cuts):
+    prompt = min(prompt, len(tokens))
+    stream = device_flow().open(EMBEDDING, prompt_mel(prompt))
+    streamed = run(stream, pieces(tokens, cuts))
+    device_flow().close(stream)
+    torch.testing.assert_close(streamed, whole(tokens, prompt), atol=1e-4, rtol=0)
+    assert device_flow().pages_in_use == 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(tokens=token_lists, cuts=st.sets(st.integers(0, LONGEST), max_size=8), prompt=st.integers(0, 12))
+def test_frames_come_when_the_plain_stream_gives_them(tokens, cuts, prompt):
+    stream, plain = (
+        device_flow().open(EMBEDDING, prompt_mel(prompt)),
+        flow().new_stream(EMBEDDING, prompt_mel(prompt)),
+    )
+    for part in pieces(tokens, cuts):
+        assert device_flow().step(stream, part, False).shape == flow().step(plain, part, False).shape
+    device_flow().close(stream)
+
+
+def test_a_prompt_is_shared_by_reference():
+    device = DeviceFlow(flow())
+    prompt, first, second = tokens_of(13), tokens_of(20, 3), tokens_of(9, 11)
+    trunk = device.open(EMBEDDING, prompt_mel(13))
+    assert device.step(trunk, prompt, False).shape[1] == 0
+    assert device.pages_in_use == 2
+    streams = [device.fork(trunk), device.fork(trunk)]
+    assert device.pages_in_use == 2
+    device.close(trunk)
+    assert device.pages_in_use == 2
+    # One after the other, chunk by chunk, so that each could disturb the other.
+    mels = [[], []]
+    for start in range(0, 20, CHUNK):
+        for mel, stream, tokens in zip(mels, streams, (first, second), strict=True):
+            if not stream.finished:
+                part = tokens[start : start + CHUNK]
+                mel.append(device.step(stream, part, start + CHUNK >= len(tokens)))
+    for mel, tokens in zip(mels, (first, second), strict=True):
+        torch.testing.assert_close(torch.cat(mel, 1), whole(prompt + tokens, 13), atol=1e-4, rtol=0)
+    device.close(streams[0])
+    assert device.pages_in_use == len(streams[1].pages)
+    device.close(streams[1])
+    device.close(streams[1])
+    assert device.pages_in_use == 0
+
+
+def test_memory_is_used_again(monkeypatch):
+    monkeypatch.setattr(flow_pages, "SLAB_BYTES", 1)
+    device = DeviceFlow(flow())
+    for _ in range(5):
+        stream = device.open(EMBEDDING, prompt_mel(0))
+        run(stream, [tokens_of(40)], device=device)
+        device.close(stream)
+    assert device.pool.num_pages == 40 // CHUNK
+
+
+def test_start_of_the_unconditional_branch_is_computed_once():
+    device = DeviceFlow(flow())
+    calls = []
+    solve = device.solver.solve
+    device.solver.solve = lambda use_shared: (calls.append(use_shared), solve(use_shared))
+    for count in (4 * CHUNK, 5 * CHUNK + 2):
+        stream = device.open(EMBEDDING, prompt_mel(0))
+        torch.testing.assert_close(
+            run(stream, [tokens_of(count)], device=device), whole(tokens_of(count)), atol=1e-4, rtol=0
+        )
+    # A chunk is known from the second time on; the last one, cut short, never is.
+    assert calls == [False] * 4 + [True] * 4 + [False] * 2
+
+
+def test_too_long_is_refused_and_leaves_the_stream_alone():
+    stream = device_flow().open(EMBEDDING, prompt_mel(0))
+    tokens = tokens_of(LONGEST)
+    before = run(stream, [tokens[:-2]], finish=False)
+    with pytest.raises(SynthesisError, match="45 speech tokens"):
+        device_flow().step(stream, [1, 1, 1], False)
+    after = run(stream, [tokens[-2:]])
+    torch.testing.assert_close(torch.cat((before, after), 1), whole(tokens), atol=1e-4, rtol=0)
+    device_flow().close(stream)
+
+
+def test_full_memory_fails_one_request_only():
+    size = DeviceFlow(flow()).pool.page_bytes
+    device = DeviceFlow(flow(), max_bytes=3 * size)
+    first, second = (device.open(EMBEDDING, prompt_mel(0)) for _ in range(2))
+    tokens = tokens_of(3 * CHUNK)
+    mel = run(first, [tokens[: 2 * CHUNK]], finish=False, device=device)
+    with pytest.raises(SynthesisError, match="memory") as error:
+        device.step(second, tokens, True)
+    assert error.value.code == "out_of_memory"
+    assert device.pages_in_use == len(first.pages)
+    mel = torch.cat((mel, run(first, [tokens[2 * CHUNK :]], device=device)), 1)
+    torch.testing.assert_close(mel, whole(tokens), atol=1e-4, rtol=0)
+    device.close(first)
+    torch.testing.assert_close(run(second, [tokens], device=device), whole(tokens), atol=1e-4, rtol=0)
+
+
+def test_a_fault_stays_with_its_request():
+    broken = device_flow().open(EMBEDDING.clone().fill_(float("nan")), prompt_mel(0))
+    handle = device_flow().launch(broken, tokens_of(12), True)
+    stream = device_flow().open(EMBEDDING, prompt_mel(0))
+    torch.testing.assert_close(run(stream, [tokens_of(12)]), whole(tokens_of(12)), atol=1e-4, rtol=0)
+    with pytest.raises(SynthesisError, match="finite"):
+        handle.check()
+    for each in (broken, stream):
+        device_flow().close(each)
+
+
+def test_nothing_left_is_empty():
+    stream = device_flow().open(EMBEDDING, prompt_mel(0))
+    assert device_flow().step(stream, [], True).shape == (80, 0)
+
+
+@pytest.mark.parametrize("pieces_of", [19, 300])
+def test_golden_stream(model, vectors, pieces_of):  # noqa: F811
+    device = DeviceFlow(model)
+    tokens, mel, embedding = inputs(vectors)
+    ids = tokens.tolist()
+    stream = device.open(embedding, mel)
+    done = run(
+        stream, [ids[start : start + pieces_of] for start in range(0, len(ids), pieces_of)], device=device
+    )
+    torch.testing.assert_close(done, vectors["flow.mel_streaming_final"][0], atol=2e-4, rtol=0)
+
+
+def test_pool_counts_users():
+    pool = PagePool(100, torch.float32, torch.device("cpu"), max_bytes=2 * 1024)
+    page, other = pool.take(), pool.take()
+    assert page != other
+    with pytest.raises(SynthesisError):
+        pool.take()
+    pool.share(page)
+    pool.drop(page)
+    assert pool.pages_in_use == 2
+    pool.drop(page)
+    assert (pool.pages_in_use, pool.num_pages) == (1, 2)
+    assert pool.take() == page

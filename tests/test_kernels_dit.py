@@ -1,0 +1,162 @@
+"""Triton kernels of the streaming DiT against their plain versions: odd counts, groups at different places and steps.
+
+Without a GPU they run in Triton's interpreter, which is slow: sizes are tiny. Both sides add the same float32 products
+in another order.
+"""
+
+import pytest
+import torch
+
+from vivace.kernels import dit_reference
+from vivace.kernels.dit_reference import Added, Guidance, Normed, Positions, Rows, fold
+
+pytest.importorskip("tests.interpreter")  # before anything imports Triton
+dit = pytest.importorskip("vivace.kernels.dit")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CHUNK, HEADS, WIDTH, DIM, MEL, STEPS, PADDED = 5, 3, 16, 48, 32, 3, 64
+INNER = HEADS * WIDTH
+LAYER = 2 * HEADS * CHUNK * WIDTH
+Tile = dit.Tile
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+class Case:
+    """Groups that stand at different frames, steps and pages of one arena, and all buffers that a kernel may touch."""
+
+    def __init__(self, groups=3, look_back=3, dim=DIM, uniform=False, streams=None):
+        self.look_back, self.dim = look_back, dim
+        self.block = 2 * LAYER + 2 * look_back * dim
+        self.block = -(-self.block // 16) * 16
+        pages = 4
+        self.arena = random(groups * pages * STEPS * self.block)
+        table = torch.arange(groups * pages).flip(0).view(groups, pages) * (STEPS * self.block)
+        starts = torch.tensor([0, 15, 5, 10][:groups], dtype=torch.int32)
+        counts = torch.tensor([5, 2, 4, 1][:groups], dtype=torch.int32)
+        streams = streams or groups
+        starts, counts = (part[:streams].repeat(groups // streams) for part in (starts, counts))
+        current = (starts // CHUNK).long()
+        steps = torch.tensor([1] * groups if uniform else [2, 0, 1, 2][:groups], dtype=torch.int32)
+        if streams < groups:
+            steps = steps[:streams].repeat(groups // streams)
+        at = torch.arange(groups)
+        self.rows = Rows(
+            CHUNK, look_back, starts.to(DEVICE), counts.to(DEVICE), steps.to(DEVICE),
+            table[at, current].to(DEVICE), table[at, (current - 1).clamp(min=0)].to(DEVICE), table.to(DEVICE),
+            self.block, 2 * LAYER, self.arena, lambda offset: self.arena[offset:], uniform,
+        )  # fmt: skip
+        self.hidden = random(PADDED, dim)
+
+    def normed(self, tiles, filled=True):
+        x = Normed(random(PADDED, self.dim), random(2 * PADDED * self.dim, seed=1), tiles)
+        if filled:
+            hidden = random(self.rows.num_rows, self.dim, seed=2) + 0.5
+            dit_reference.store_normed(hidden, random(self.rows.num_rows, self.dim, seed=3), x)
+        return x
+
+
+def both(name, case, arguments, outputs, **options):
+    """Runs kernel and plain version from the same state, and compares ``outputs`` and all pages."""
+    outputs = [*outputs, case.arena]
+    before = [output.clone() for output in outputs]
+    getattr(dit, name)(case.rows, *arguments, **options)
+    got = [output.clone() for output in outputs]
+    for output, old in zip(outputs, before, strict=True):
+        output.copy_(old)
+    getattr(dit_reference, name)(case.rows, *arguments)
+    assert any(not torch.equal(output, old) for output, old in zip(outputs, before, strict=True))
+    for output, expected in zip(got, outputs, strict=True):
+        torch.testing.assert_close(output, expected, atol=2e-4, rtol=1e-4)
+
+
+def folded(width, dim=DIM):
+    return fold(random(width, dim) / dim**0.5, random(width), random(STEPS, dim), random(STEPS, dim, seed=4))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("tile", [Tile(16, 16, 16), Tile(32, 16, 48 // 3)])
+def test_qkv(uniform, tile):
+    case = Case(uniform=uniform)
+    rope = random(2, 18, WIDTH // 2)  # fewer positions than rows reach: those beyond are not valid
+    query = random(PADDED, INNER)
+    both("qkv", case, (case.normed(3), folded(3 * INNER), rope, query, HEADS, LAYER), [query], tile=tile)
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_attention(rows):
+    case = Case(groups=4)
+    mixed = torch.zeros(PADDED, INNER, device=DEVICE)
+    query = random(PADDED, INNER)
+    both("attention", case, (query, mixed, HEADS, LAYER), [mixed], tile=Tile(rows, 16, 16))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_add_projection(uniform):
+    case = Case(uniform=uniform)
+    out = case.normed(3, filled=False)
+    added = Added(random(DIM, 32), random(DIM), random(STEPS, DIM), random(STEPS, DIM, seed=5))
+    hidden = case.hidden
+    sums = [out.scaled, *out.view()]
+    both(
+        "add_projection",
+        case,
+        (random(PADDED, 32), added, hidden, out),
+        [hidden, *sums],
+        tile=Tile(16, 16, 16),
+    )
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_ff_in(uniform):
+    case, out = Case(uniform=uniform), random(PADDED, 32)
+    both("ff_in", case, (case.normed(3), folded(32), out), [out], tile=Tile(16, 32, 16))
+
+
+@pytest.mark.parametrize(("streams", "look_back"), [(2, 3), (4, 8)])
+def test_embed_input(streams, look_back):
+    case = Case(groups=4, look_back=look_back, streams=streams)
+    x, weight = random(streams, CHUNK, MEL), random(DIM, MEL)
+    condition = random(4 * CHUNK, DIM)
+    joined = [random(6, look_back + CHUNK, DIM, seed=seed) for seed in (6, 7)]
+    both("embed_input", case, (x, weight, condition, *joined), joined, tile=Tile(16, 16, 32))
+
+
+@pytest.mark.parametrize("look_back", [3, 8])
+def test_convolve(look_back):
+    case = Case(look_back=look_back, dim=64)
+    joined, following = (random(8, look_back + CHUNK, 64, seed=seed) for seed in (6, 7))
+    positions = Positions(random(look_back + 1, 64, 16) / 8, random(64))
+    both("convolve", case, (joined, positions, following), [following], tile=Tile(16, 16, 16))
+
+
+def test_convolve_add():
+    case = Case(dim=64)
+    joined, first = (random(8, 3 + CHUNK, 64, seed=seed) for seed in (6, 7))
+    positions = Positions(random(4, 64, 16) / 8, random(64))
+    out = case.normed(4, filled=False)
+    both(
+        "convolve_add", case, (joined, positions, first, random(STEPS, 64), case.hidden, out),
+        [case.hidden, out.scaled, *out.view()], tile=Tile(16, 16, 16),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["both branches", "keep", "use"])
+def test_advance(mode):
+    groups, streams = (2, 2) if mode == "use" else (4, 2)
+    case = Case(groups=groups, streams=streams)
+    x, shared = random(streams, CHUNK, MEL), random(40, MEL)
+    x[1, 4] = float("inf")  # not a valid frame of that stream
+    guidance = Guidance(0.7, random(STEPS), shared, mode == "use", mode == "keep")
+    fault = torch.zeros(streams, dtype=torch.int32, device=DEVICE)
+    both(
+        "advance", case, (case.normed(3), folded(MEL), guidance, x, fault), [x, shared, fault],
+        tile=Tile(16, 16, 16),
+    )  # fmt: skip
+    assert fault.tolist() == [0, 0]
+    x[1, 1, 7] = float("nan")
+    dit.advance(case.rows, case.normed(3), folded(MEL), guidance, x, fault, tile=Tile(16, 16, 16))
+    assert fault.tolist() == [0, 1]
