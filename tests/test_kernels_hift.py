@@ -127,7 +127,7 @@ def test_tiles_smaller_and_larger_than_the_matrix(kernels: Any) -> None:
     for tile in (kernels.Tile(16, 16, 16), kernels.Tile(64, 64, 32), kernels.Tile(32, 16, 64)):
         bench.check(
             lambda arena, _: hift_reference.conv(op, arena, bench.params, FRAMES, "ieee"),
-            lambda arena, _, tile=tile: kernels.conv(op, arena, bench.params, FRAMES, "ieee", tile),
+            lambda arena, _, tile=tile: kernels.conv(op, arena, bench.params, FRAMES, "ieee", tile=tile),
         )
 
 

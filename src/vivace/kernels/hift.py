@@ -1,7 +1,8 @@
 """Launches of the vocoder's Triton kernels. ``hift_reference`` defines what each function computes.
 
 Every function launches one kernel over all rows of a batch. Counts and positions come from ``params`` on the device,
-so that a captured launch serves any number of frames up to ``frames``, which only sizes the grid.
+so that a captured launch serves any number of frames up to ``frames``, which only sizes the grid. With ``pdl`` (Hopper
+and later) a launch may start while the one before it in its stream still runs, and waits for it inside.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ def default_tile(op: Conv, precision: str) -> Tile:
 
 
 def conv(
-    op: Conv, arena: Tensor, params: Tensor, frames: int, precision: str, tile: Tile | None = None
+    op: Conv,
+    arena: Tensor,
+    params: Tensor,
+    frames: int,
+    precision: str,
+    pdl: bool = False,
+    tile: Tile | None = None,
 ) -> None:
     """Convolutions of equal width, with what follows them."""
     precision = "ieee" if op.exact else precision
@@ -95,10 +102,12 @@ def conv(
         BK=tile.k,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def _states(op: States, arena: Tensor, params: Tensor, save: bool) -> None:
+def _states(op: States, arena: Tensor, params: Tensor, save: bool, pdl: bool) -> None:
     states_kernel[(op.table.shape[0], arena.shape[0])](
         arena,
         arena.stride(0),
@@ -109,20 +118,24 @@ def _states(op: States, arena: Tensor, params: Tensor, save: bool) -> None:
         SAVE=save,
         BLOCK=op.block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def load_states(op: States, arena: Tensor, params: Tensor) -> None:
+def load_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) -> None:
     """Histories of the rows' slots into the arena; zeros for streams that begin."""
-    _states(op, arena, params, save=False)
+    _states(op, arena, params, save=False, pdl=pdl)
 
 
-def save_states(op: States, arena: Tensor, params: Tensor) -> None:
+def save_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) -> None:
     """Last rows of every buffer into the rows' slots."""
-    _states(op, arena, params, save=True)
+    _states(op, arena, params, save=True, pdl=pdl)
 
 
-def phases(op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor) -> None:
+def phases(
+    op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor, pdl: bool = False
+) -> None:
     """F0 of the new frames and the phase of every harmonic; the rows' flags become zero."""
     phases_kernel[(arena.shape[0],)](
         arena,
@@ -144,10 +157,12 @@ def phases(op: Source, arena: Tensor, params: Tensor, states: States, flags: Ten
         PER_SAMPLE=op.per_sample,
         BT=16,
         num_warps=8,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def samples(op: Source, arena: Tensor, params: Tensor, frames: int) -> None:
+def samples(op: Source, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """The harmonic source's samples of the new frames."""
     block = 128
     samples_kernel[(triton.cdiv(frames * op.hop, block), arena.shape[0])](
@@ -167,10 +182,12 @@ def samples(op: Source, arena: Tensor, params: Tensor, frames: int) -> None:
         PER_SAMPLE=op.per_sample,
         BLOCK=block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int) -> None:
+def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Columns of the source's spectrum, zero before the first one."""
     bins, block = op.basis.shape[1] // 2, 64
     assert 2 * bins <= 32
@@ -190,10 +207,12 @@ def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int) -> None:
         BINS=bins,
         BM=block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def join(op: Join, arena: Tensor, params: Tensor, frames: int) -> None:
+def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Upsampled rows plus the source's; raw, and behind the snake of each residual block."""
     block = 1024
     join_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
@@ -212,10 +231,12 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int) -> None:
         SHIFT=op.shift,
         BLOCK=block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def mean(op: Mean, arena: Tensor, params: Tensor, frames: int) -> None:
+def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Average of the residual blocks behind a leaky rectifier."""
     block = 1024
     mean_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
@@ -231,10 +252,12 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int) -> None:
         SLOPE=op.slope,
         BLOCK=block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str) -> None:
+def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
     block = 64
     assert op.bins <= 16
@@ -257,10 +280,14 @@ def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str) -
         BM=block,
         BK=32,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )
 
 
-def inverse(op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, header: int) -> None:
+def inverse(
+    op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, header: int, pdl: bool = False
+) -> None:
     """Samples into ``out [rows, header + …]``; element 0, read as an integer, tells of values that are no numbers."""
     block, behind = 128, op.n_fft // 2 - op.hop
     inverse_kernel[(triton.cdiv(frames * op.hop_frame + behind, block), arena.shape[0])](
@@ -281,4 +308,6 @@ def inverse(op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, h
         HEADER=header,
         BLOCK=block,
         num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vivace.kernels.hift_plan import Param
 
@@ -24,6 +25,14 @@ _IS_FIRST = tl.constexpr(int(Param.IS_FIRST))
 _IS_LAST = tl.constexpr(int(Param.IS_LAST))
 _NOISE_KEY = tl.constexpr(int(Param.NOISE_KEY))
 _TWO_PI = tl.constexpr(6.283185307179586)
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """Lets the next launch start, and waits for the one before."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -74,6 +83,7 @@ def conv_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A tile of one group: taps, bias, residual, activation. Grid (tiles, groups, rows)."""
     row = tl.program_id(2)
@@ -83,7 +93,11 @@ def conv_kernel(
     n_tiles: tl.constexpr = (N + BN - 1) // BN
     m0 = tl.program_id(0) // n_tiles * BM
     n0 = tl.program_id(0) % n_tiles * BN
+    if PDL:
+        gdc_launch_dependents()
     if (frames == 0) | (m0 >= count):
+        if PDL:
+            gdc_wait()  # a launch must not seem to be over before the one ahead of it is
         return
     group = tl.program_id(1)
     taps = _pick(group, TAPS, GROUPS)
@@ -103,6 +117,8 @@ def conv_kernel(
     w_rows = n[:, None] * (taps * KC)
     k_tiles: tl.constexpr = (KC + BK - 1) // BK
     total = tl.zeros((BM, BN), dtype=tl.float32)
+    if PDL:
+        gdc_wait()
     for step in range(taps * k_tiles):
         tap = step // k_tiles
         channel = (step % k_tiles) * BK + k
@@ -151,10 +167,12 @@ def states_kernel(
     table,
     SAVE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Copies one stretch between the arena and the slot. Grid (stretches, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     table += tl.program_id(0) * 5
     in_arena = tl.load(table)
     in_slot = tl.load(table + 1)
@@ -192,10 +210,12 @@ def phases_kernel(
     RATE_HZ: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
     BT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """F0 and phases of all frames of a row. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     tl.store(flags + row * flags_stride, 0)
     frames = tl.load(numbers + _F0_FRAMES).to(tl.int32)
@@ -251,10 +271,12 @@ def samples_kernel(
     THRESHOLD: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A block of the source signal. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     count = tl.load(numbers + _F0_FRAMES).to(tl.int32) * HOP
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -307,10 +329,12 @@ def spectrum_kernel(
     EXTRA: tl.constexpr,
     BINS: tl.constexpr,
     BM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A block of columns of the source spectrum. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     column = tl.program_id(0) * BM + tl.arange(0, BM) - BEFORE
@@ -346,10 +370,12 @@ def join_kernel(
     EXTRA: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Upsampled plus source, and its snakes. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -379,10 +405,12 @@ def mean_kernel(
     EXTRA: tl.constexpr,
     SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Average of the blocks, leaky rectified. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -413,10 +441,12 @@ def post_kernel(
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Real and imaginary parts of a block of columns. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += tl.multiple_of(row * arena_stride, ALIGN)
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     count = frames * RATE + EXTRA
@@ -465,10 +495,12 @@ def inverse_kernel(
     LIMIT: tl.constexpr,
     HEADER: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A block of samples by overlap-add. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
+    _wait(PDL)
     arena += row * arena_stride
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     is_last = (tl.load(numbers + _IS_LAST) != 0).to(tl.int32)

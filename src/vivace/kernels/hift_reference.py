@@ -76,7 +76,7 @@ def _conv_group(op: Conv, group: ConvGroup, index: int, arena: Tensor, params: T
         _rows(arena, group.activated, count, op.channels_out).copy_(y)
 
 
-def load_states(op: States, arena: Tensor, params: Tensor) -> None:
+def load_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) -> None:
     """Histories of the rows' slots into the arena; zeros for streams that begin."""
     for row, numbers in zip(arena, params, strict=True):
         kept = op.pool[int(numbers[Param.SLOT])]
@@ -87,7 +87,7 @@ def load_states(op: States, arena: Tensor, params: Tensor) -> None:
                 row[in_arena : in_arena + count] = kept[in_slot : in_slot + count]
 
 
-def save_states(op: States, arena: Tensor, params: Tensor) -> None:
+def save_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) -> None:
     """Last rows of every buffer into the rows' slots."""
     for row, numbers in zip(arena, params, strict=True):
         kept = op.pool[int(numbers[Param.SLOT])]
@@ -96,7 +96,9 @@ def save_states(op: States, arena: Tensor, params: Tensor) -> None:
             kept[in_slot : in_slot + count] = row[start : start + count]
 
 
-def phases(op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor) -> None:
+def phases(
+    op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor, pdl: bool = False
+) -> None:
     """F0 of the new frames and the phase of every harmonic; the rows' flags become zero."""
     flags[:, 0] = 0
     multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32)
@@ -116,7 +118,7 @@ def phases(op: Source, arena: Tensor, params: Tensor, states: States, flags: Ten
             kept.copy_(torch.remainder(ends[-1], 1.0))
 
 
-def samples(op: Source, arena: Tensor, params: Tensor, frames: int) -> None:
+def samples(op: Source, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """The harmonic source's samples of the new frames."""
     for row, numbers in zip(arena, params, strict=True):
         _samples_row(op, row, numbers)
@@ -148,7 +150,7 @@ def _hash(index: Tensor, key: int) -> Tensor:
     return ((value ^ (value >> 15)) >> 8).float() * 2.0**-24
 
 
-def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int) -> None:
+def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Columns of the source's spectrum, zero before the first one."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
@@ -166,7 +168,7 @@ def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int) -> None:
         _rows(row, op.output, len(column), op.basis.shape[1]).copy_(y)
 
 
-def join(op: Join, arena: Tensor, params: Tensor, frames: int) -> None:
+def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Upsampled rows plus the source's; raw, and behind the snake of each residual block."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
@@ -181,7 +183,7 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int) -> None:
             _rows(row, place, count, op.channels).copy_(_snake(x, alpha))
 
 
-def mean(op: Mean, arena: Tensor, params: Tensor, frames: int) -> None:
+def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
     """Average of the residual blocks behind a leaky rectifier."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
@@ -189,7 +191,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int) -> None:
         _rows(row, op.output, count, op.channels).copy_(F.leaky_relu(x / len(op.inputs), op.slope))
 
 
-def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str) -> None:
+def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
     for row, numbers in zip(arena, params, strict=True):
         count, size = _count(op.rows, numbers), op.taps * op.channels
@@ -202,7 +204,9 @@ def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str) -
         _rows(row, op.spectrum, count, 2 * op.bins).copy_(y)
 
 
-def inverse(op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, header: int) -> None:
+def inverse(
+    op: Post, arena: Tensor, params: Tensor, frames: int, out: Tensor, header: int, pdl: bool = False
+) -> None:
     """Samples into ``out [rows, header + …]``; element 0, read as an integer, tells of values that are no numbers."""
     behind, per_frame = op.n_fft // 2 - op.hop, op.hop_frame // op.hop
     for row, numbers, y in zip(arena, params, out, strict=True):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vivace.kernels import hift_reference
-from vivace.kernels.hift_plan import Param, States
+from vivace.kernels.hift_plan import Conv, Param, States
 from vivace.models.f0 import F0Predictor
 from vivace.models.hift_layout import Layout, LayoutBuilder
 from vivace.models.source import CounterNoise
@@ -79,6 +79,7 @@ class DeviceVocoder:
         on_gpu = self.device.type == "cuda"
         self.precision, self.buckets, self.max_rows = precision, tuple(sorted(buckets)), max_rows
         self._kernels = _kernels(on_gpu if use_kernels is None else use_kernels)
+        self._pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
         self._use_graphs = on_gpu if use_graphs is None else use_graphs
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
@@ -238,35 +239,36 @@ class DeviceVocoder:
 
     def _run(self, frames: int, rows: int) -> None:
         """All launches of a piece."""
-        kernels, layout, precision = self._kernels, self.layout, self.precision
+        kernels, layout, precision, pdl = self._kernels, self.layout, self.precision, self._pdl
         arena, params, states = self._arena[:rows], self._params[:rows], self._states
         out = self._out[:rows]
+
+        def convs(ops: Sequence[Conv], chained: bool = True) -> None:
+            for op in ops:
+                kernels.conv(op, arena, params, frames, precision, pdl and (chained or op is not ops[0]))
+
         kernels.load_states(states, arena, params)
         with self._aside(0):
-            kernels.conv(layout.pre, arena, params, frames, precision)
-            kernels.conv(layout.stages[0].up, arena, params, frames, precision)
-        for op in layout.f0:
-            kernels.conv(op, arena, params, frames, precision)
-        kernels.phases(layout.source, arena, params, states, out.view(torch.int32))
-        kernels.samples(layout.source, arena, params, frames)
-        kernels.spectrum(layout.spectrum, arena, params, frames)
+            convs([layout.pre, layout.stages[0].up], chained=False)
+        convs(layout.f0)
+        kernels.phases(layout.source, arena, params, states, out.view(torch.int32), pdl)
+        kernels.samples(layout.source, arena, params, frames, pdl)
+        kernels.spectrum(layout.spectrum, arena, params, frames, pdl)
         for stage in range(1, len(layout.stages)):
             with self._aside(stage):
-                for op in layout.stages[stage].source:
-                    kernels.conv(op, arena, params, frames, precision)
-        for op in layout.stages[0].source:
-            kernels.conv(op, arena, params, frames, precision)
+                convs(layout.stages[stage].source, chained=False)
+        convs(layout.stages[0].source)
         for stage, plan in enumerate(layout.stages):
             if stage:
-                kernels.conv(plan.up, arena, params, frames, precision)
+                convs([plan.up])
             self._wait_for(stage)
             kernels.join(plan.join, arena, params, frames)
-            for op in plan.blocks:
-                kernels.conv(op, arena, params, frames, precision)
-            kernels.mean(plan.mean, arena, params, frames)
-        kernels.post(layout.post, arena, params, frames, "ieee" if precision == "ieee" else "tf32x3")
-        kernels.inverse(layout.post, arena, params, frames, out, _HEADER)
-        kernels.save_states(states, arena, params)
+            convs(plan.blocks)
+            kernels.mean(plan.mean, arena, params, frames, pdl)
+        last = "ieee" if precision == "ieee" else "tf32x3"
+        kernels.post(layout.post, arena, params, frames, last, pdl)
+        kernels.inverse(layout.post, arena, params, frames, out, _HEADER, pdl)
+        kernels.save_states(states, arena, params, pdl)
 
     def _aside(self, index: int) -> AbstractContextManager[object]:
         """Launches inside run beside those that follow, until ``_wait_for(index)``."""
