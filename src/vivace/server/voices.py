@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from starlette.responses import Response
 
-from vivace.errors import InvalidVoiceError, VoiceExistsError, VoiceNotFoundError
+from vivace.errors import InvalidTextError, InvalidVoiceError, VoiceExistsError, VoiceNotFoundError
 from vivace.server.answers import check_content_type, json_answer
 from vivace.server.errors import ServerError
 from vivace.server.json_body import missing
@@ -18,7 +18,9 @@ from vivace.server.multipart import Form, parse_form
 from vivace.server.schema import VOICE_OPERATION
 from vivace.server.speech_call import consent_required
 from vivace.server.voice_names import OPENAI_VOICES
+from vivace.text.prompts import prepare_transcript
 from vivace.voice import VoiceEntry, check_voice_name
+from vivace.voice.value import check_prompt_text
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -95,6 +97,7 @@ async def _make(service: SpeechService, config: ServerConfig, form: Form) -> dic
         )
     await asyncio.to_thread(_check_free, service, name)
     text = form.text("ref_text", "prompt_text", "transcript") or ""
+    await asyncio.to_thread(_check_transcript, text)
     voice = await service.make_voice(audio, text, name=name, consent=True)
     await asyncio.to_thread(service.voices.add, voice)
     return {
@@ -117,6 +120,15 @@ def _check_free(service: SpeechService, name: str) -> None:
     raise VoiceExistsError(
         "There is a voice of this name. Remove it first, or take another name.", param="name"
     )
+
+
+def _check_transcript(text: str) -> None:
+    """Before it is stored: a voice whose text is refused later could never speak."""
+    text = check_prompt_text(text)
+    try:
+        prepare_transcript(text)
+    except InvalidTextError as error:
+        raise InvalidTextError(error.message, code=error.code, param="prompt_text") from None
 
 
 def _document(entry: VoiceEntry) -> dict[str, Any]:
