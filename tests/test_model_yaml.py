@@ -284,7 +284,7 @@ def test_circular_references_are_refused(length: int) -> None:
         ),
         ("!new:cosyvoice.flow.DiT.dit.DiT", "!new:os.DiT", "unknown class 'os.DiT'"),
         ("parquet_opener: !name:cosyvoice", "parquet_opener: !name:evil", "unknown class 'evil"),
-        ("CosyVoice3LM", "Qwen2LM", "CosyVoice 2 model, which is not supported yet"),
+        ("CosyVoice3LM", "Qwen2LM", "CosyVoice 2 model; its file is called cosyvoice2.yaml"),
         ("hift: !new", "feat_extractor2: !new", "unknown key 'feat_extractor2'"),
         ("chunk_size: 25\n", "", "missing key 'chunk_size'"),
         ("            depth: 22\n", "", "flow.decoder.estimator.depth is missing"),
@@ -436,5 +436,7 @@ def test_missing_json_keys_are_named() -> None:
 def test_impossible_sizes_are_refused_in_both_formats() -> None:
     config = tiny_config()
     check_config(config, "vivace.json")
-    with pytest.raises(ModelFolderError, match=r"^vivace\.json: generation must be 3"):
+    with pytest.raises(ModelFolderError, match=r"^vivace\.json: generation must be 1, 2 or 3"):
+        check_config(dataclasses.replace(config, generation=4), "vivace.json")
+    with pytest.raises(ModelFolderError, match=r"^vivace\.json: generation does not fit"):
         check_config(dataclasses.replace(config, generation=2), "vivace.json")

@@ -1,4 +1,4 @@
-"""The only reader of weights: official CosyVoice 3 folders and our own format.
+"""The only reader of weights: official folders of all generations and our own format.
 
 A model folder is data. Nothing of it is run, every name must be a known one, shapes are compared with the
 configuration before anything of that size is allocated, and every value must be finite. Whatever is wrong is

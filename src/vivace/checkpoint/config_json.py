@@ -52,11 +52,23 @@ def _typed(kind: Any, value: object, file: str, where: str) -> object:
         if not isinstance(value, list) or length != len(items) or length > 64:
             raise ModelFolderError(f"{file}: {where} must be a short list; convert the model again")
         return tuple(_typed(item, entry, file, where) for item, entry in zip(items, value, strict=True))
-    if origin in (Union, types.UnionType):  # only "something or None" occurs
-        if value is None:
-            return None
-        return _typed(next(item for item in inner if item is not type(None)), value, file, where)
+    if origin in (Union, types.UnionType):
+        return _one_of(inner, value, file, where)
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if type(value) not in accepted or (isinstance(value, float) and not math.isfinite(value)):
         raise ModelFolderError(f"{file}: {where} must be of type {kind.__name__}; convert the model again")
     return float(cast("float", value)) if kind is float else value
+
+
+def _one_of(kinds: tuple[Any, ...], value: object, file: str, where: str) -> object:
+    """Something or None, or the first of several configurations that has all keys of ``value``."""
+    if value is None and type(None) in kinds:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    known = set(value) if isinstance(value, dict) else set()
+    fits = (
+        kind
+        for kind in kinds
+        if dataclasses.is_dataclass(kind) and known <= {field.name for field in dataclasses.fields(kind)}
+    )
+    return _typed(next(fits, kinds[0]), value, file, where)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
 
-OFFICIAL_YAML = "cosyvoice3.yaml"
+GENERATIONS = {3: "CosyVoice 3", 2: "CosyVoice 2", 1: "CosyVoice 300M"}
+OFFICIAL_YAMLS = {3: "cosyvoice3.yaml", 2: "cosyvoice2.yaml", 1: "cosyvoice.yaml"}
+OFFICIAL_YAML = OFFICIAL_YAMLS[3]
 NATIVE_JSON = "vivace.json"
 NATIVE_WEIGHTS = "model.safetensors"
 TOKENIZER_FOLDER = "CosyVoice-BlankEN"
 SPEAKER_ENCODER = "campplus.onnx"
-SPEECH_TOKENIZERS = ("speech_tokenizer_v3.onnx", "speech_tokenizer_v3.batch.onnx")
+SPEECH_TOKENIZERS = {
+    generation: (f"speech_tokenizer_v{generation}.onnx", f"speech_tokenizer_v{generation}.batch.onnx")
+    for generation in GENERATIONS
+}
 VOICES = "spk2info.pt"
-OTHER_GENERATIONS = {"cosyvoice2.yaml": "CosyVoice 2", "cosyvoice.yaml": "CosyVoice 300M"}
+RANK_FILES = ("multilingual.tiktoken", "multilingual_zh_ja_yue_char_del.tiktoken")
+"""Text vocabularies of CosyVoice-300M: of the 50 Hz models (51,866 tokens) and of the 25 Hz model (60,515). They come
+with other packages, not with the model."""
+LARGEST_WHISPER = 55_000
+RANK_PACKAGES = (
+    ("cosyvoice", "tokenizer/assets"),
+    ("whisper", "assets"),
+    ("funasr", "models/sense_voice/whisper_lib/assets"),
+)
+"""Installed packages that ship them, and where."""
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -26,9 +42,9 @@ class ModelPaths:
     """Files beside the weights. None where the folder has no such file.
 
     Attributes:
-        tokenizer: folder with the text tokenizer's files.
+        tokenizer: folder with the text tokenizer's files, or the rank file of CosyVoice-300M.
         speaker_encoder: ``campplus.onnx``; speaker embedding of a prompt.
-        speech_tokenizer: ``speech_tokenizer_v3.onnx``; speech tokens of a prompt.
+        speech_tokenizer: ``speech_tokenizer_v3.onnx`` (``v2``, ``v1``); speech tokens of a prompt.
         voices: ``spk2info.pt``; stored voices.
     """
 
@@ -98,27 +114,32 @@ def is_native(folder: Path) -> bool:
     return (folder / NATIVE_JSON).exists()
 
 
+def official_generation(folder: Path) -> int:
+    """3, 2 or 1 by the configuration file that the folder holds; 3 where it holds none."""
+    return next((g for g, name in OFFICIAL_YAMLS.items() if (folder / name).exists()), 3)
+
+
 def check_generation(folder: Path) -> None:
-    """Raises ModelFolderError unless the folder holds a CosyVoice 3 model or our own format."""
+    """Raises ModelFolderError unless the folder holds a CosyVoice model or our own format."""
     check_folder(folder)
-    if is_native(folder) or (folder / OFFICIAL_YAML).exists():
+    if is_native(folder) or (folder / OFFICIAL_YAMLS[official_generation(folder)]).exists():
         return
-    for name, generation in OTHER_GENERATIONS.items():
-        if (folder / name).exists():
-            raise ModelFolderError(
-                f"{name}: {_shown(folder)} is a {generation} model, which is not supported yet; "
-                "use a CosyVoice 3 model (Fun-CosyVoice3-0.5B)"
-            )
     raise ModelFolderError(
         f"{OFFICIAL_YAML}: is missing from {_shown(folder)}; give the folder of a CosyVoice 3 model "
-        f"(Fun-CosyVoice3-0.5B)"
+        f"(Fun-CosyVoice3-0.5B), or one with {OFFICIAL_YAMLS[2]} or {OFFICIAL_YAMLS[1]}"
     )
 
 
-def find_paths(folder: Path) -> tuple[ModelPaths, dict[str, str]]:
+def find_paths(
+    folder: Path, config: ModelConfig | None = None, tokenizer: Path | None = None
+) -> tuple[ModelPaths, dict[str, str]]:
     """The files beside the weights, and for each that is missing or unusable one line saying what it is for.
 
     Never raises: a model speaks without its prompt encoders.
+
+    Args:
+        config: the model's; None: that of a CosyVoice 3.
+        tokenizer: where else to take the text tokenizer from: a folder, or CosyVoice-300M's rank file.
     """
     missing: dict[str, str] = {}
 
@@ -134,24 +155,64 @@ def find_paths(folder: Path) -> tuple[ModelPaths, dict[str, str]]:
             return None
         return found
 
-    tokenizer: Path | None = folder / TOKENIZER_FOLDER
-    if not (_has(tokenizer, "vocab.json") and _has(tokenizer, "merges.txt")):
-        tokenizer = None
-        missing["tokenizer"] = f"{TOKENIZER_FOLDER}: has no vocab.json and merges.txt; text cannot be spoken"
+    generation = 3 if config is None else config.generation
+    if config is not None and generation == 1:
+        text = _rank_file(folder, config.lm.text_vocab_size, tokenizer)
+    else:
+        text = _tokenizer_folder(folder, tokenizer)
+    if isinstance(text, str):
+        missing["tokenizer"] = text
+    cloning = "voices cannot be cloned from audio"
     paths = ModelPaths(
-        tokenizer=tokenizer,
-        speaker_encoder=optional("speaker_encoder", "voices cannot be cloned from audio", SPEAKER_ENCODER),
-        speech_tokenizer=optional(
-            "speech_tokenizer", "voices cannot be cloned from audio", *SPEECH_TOKENIZERS
-        ),
+        tokenizer=None if isinstance(text, str) else text,
+        speaker_encoder=optional("speaker_encoder", cloning, SPEAKER_ENCODER),
+        speech_tokenizer=optional("speech_tokenizer", cloning, *SPEECH_TOKENIZERS[generation]),
         voices=optional("voices", "there are no stored voices", VOICES),
     )
     return paths, missing
 
 
-def _has(folder: Path | None, name: str) -> bool:
-    if folder is None:
-        return False
+def _tokenizer_folder(folder: Path, given: Path | None) -> Path | str:
+    """The folder with the tokenizer's files, or what is wrong."""
+    path = folder / TOKENIZER_FOLDER if given is None else given
+    if _has(path, "vocab.json") and _has(path, "merges.txt"):
+        return path
+    return f"{path.name}: has no vocab.json and merges.txt; text cannot be spoken"
+
+
+def _rank_file(folder: Path, vocab_size: int, given: Path | None) -> Path | str:
+    """CosyVoice-300M's text vocabulary: the one given, in the folder, or in an installed package."""
+    name = RANK_FILES[vocab_size > LARGEST_WHISPER]
+    candidates = [given] if given is not None else [place / name for place in (folder, *_package_folders())]
+    for path in candidates:
+        if path.exists():
+            try:
+                check_file(path)
+            except ModelFolderError as error:
+                return f"{error.message}; text cannot be spoken"
+            return path
+    source = (
+        "install the package openai-whisper, which has it"
+        if name == RANK_FILES[0]
+        else "copy it from the CosyVoice repository (cosyvoice/tokenizer/assets) into the folder"
+    )
+    return (
+        f"{name if given is None else given.name}: is missing, and is no part of the model; text cannot be spoken: "
+        f"{source}, or give the file with --tokenizer"
+    )
+
+
+def _package_folders() -> list[Path]:
+    """Where installed packages keep rank files; nothing is imported."""
+    folders = []
+    for package, below in RANK_PACKAGES:
+        spec = importlib.util.find_spec(package)
+        places = (spec.submodule_search_locations or []) if spec is not None else []
+        folders += [Path(place) / below for place in places]
+    return folders
+
+
+def _has(folder: Path, name: str) -> bool:
     try:
         check_file(folder / name)
     except ModelFolderError:

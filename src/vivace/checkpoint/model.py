@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vivace.checkpoint.files import (
     NATIVE_WEIGHTS,
-    OFFICIAL_YAML,
+    OFFICIAL_YAMLS,
+    RANK_FILES,
     SPEAKER_ENCODER,
     SPEECH_TOKENIZERS,
     TOKENIZER_FOLDER,
@@ -33,9 +34,7 @@ from vivace.checkpoint.torch_file import check_finite
 from vivace.checkpoint.yaml_config import read_official_config
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
-from vivace.models.flow import FlowModel
-from vivace.models.hift import CausalHiFT
-from vivace.models.speech_lm import SpeechLM
+from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder, make_flow, make_lm, make_vocoder
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -49,7 +48,15 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer_config.json",
 )
-_OTHER_FILES = (SPEAKER_ENCODER, *SPEECH_TOKENIZERS, VOICES, "lexicon.xz", "LICENSE", "LICENSES.md")
+_OTHER_FILES = (
+    SPEAKER_ENCODER,
+    *(name for names in SPEECH_TOKENIZERS.values() for name in names),
+    *RANK_FILES,
+    VOICES,
+    "lexicon.xz",
+    "LICENSE",
+    "LICENSES.md",
+)
 _VOICE_FILES = (".safetensors", ".json")
 
 
@@ -69,9 +76,9 @@ class Model:
     """
 
     config: ModelConfig
-    lm: SpeechLM
-    flow: FlowModel
-    vocoder: CausalHiFT
+    lm: AnyLM
+    flow: AnyFlow
+    vocoder: AnyVocoder
     folder: Path
     paths: ModelPaths
     missing: dict[str, str]
@@ -108,14 +115,16 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     *,
     lm_variant: LMVariant = "base",
+    tokenizer: Path | None = None,
 ) -> Model:
-    """Loads a model folder: an official CosyVoice 3 folder, or one written by :func:`convert_folder`.
+    """Loads a model folder: an official folder of any generation, or one written by :func:`convert_folder`.
 
     Args:
         folder: the folder.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: of the speech LM's and the flow's weights; the vocoder always runs in float32.
         lm_variant: ``rl`` reads ``llm.rl.pt`` in place of ``llm.pt``.
+        tokenizer: where to take the text tokenizer from instead of the folder; see :func:`find_paths`.
 
     Raises:
         ModelFolderError: one line that names the file and says what to do. No code of the folder is run and
@@ -127,7 +136,7 @@ def open_model(
     config = load_config(folder)
     weights = read_weights(folder, config, lm_variant)
     check_memory(config, resolved, dtype)
-    paths, missing = find_paths(folder)
+    paths, missing = find_paths(folder, config, tokenizer)
 
     mapped = is_native(folder)
 
@@ -138,9 +147,9 @@ def open_model(
 
     return Model(
         config=config,
-        lm=build("lm", lambda: SpeechLM(config.lm)),
-        flow=build("flow", lambda: FlowModel(config.flow)),
-        vocoder=build("vocoder", lambda: CausalHiFT(config.vocoder)),
+        lm=build("lm", lambda: make_lm(config.lm)),
+        flow=build("flow", lambda: make_flow(config.flow)),
+        vocoder=build("vocoder", lambda: make_vocoder(config.vocoder)),
         folder=folder,
         paths=paths,
         missing=missing,
@@ -185,7 +194,10 @@ def convert_folder(
     if is_native(folder):
         sources = [folder / NATIVE_WEIGHTS]
     else:
-        sources = [folder / OFFICIAL_YAML, *(stage_file(folder, stage, lm_variant) for stage in STAGES)]
+        sources = [
+            folder / OFFICIAL_YAMLS[config.generation],
+            *(stage_file(folder, stage, lm_variant) for stage in STAGES),
+        ]
     digests = {path.name: _sha256(path) for path in sources}
     try:
         with new_folder(out) as temporary:
@@ -202,7 +214,7 @@ def convert_folder(
         "bytes": size,
         "parameters": {stage: num_parameters(config, stage) for stage in STAGES},
         "sources": digests,
-        "missing": find_paths(out)[1],
+        "missing": find_paths(out, config)[1],
     }
 
 

@@ -1,4 +1,4 @@
-"""Weights of official CosyVoice 3 folders: read into our names, written from ours."""
+"""Weights of official folders: read into our names, written from ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vivace.checkpoint import names
-from vivace.checkpoint.files import OFFICIAL_YAML, TOKENIZER_FOLDER
+from vivace.checkpoint.files import GENERATIONS, OFFICIAL_YAMLS, TOKENIZER_FOLDER
 from vivace.checkpoint.shapes import STAGES, Stage, weight_shapes
 from vivace.checkpoint.torch_file import FLOAT_DTYPES, check_finite, check_tensor, read_torch_file
 from vivace.checkpoint.yaml_writer import write_qwen_config, write_yaml
-from vivace.config import ModelConfig
+from vivace.config import FlowConfig, ModelConfig, SpeechLMConfig
 from vivace.errors import ModelFolderError
 
 LMVariant: TypeAlias = Literal["base", "rl"]
@@ -41,16 +41,17 @@ def read_official_stage(path: Path, stage: Stage, config: ModelConfig) -> dict[s
     content = read_torch_file(path)
     tensors = _by_official_name(content, stage, path.name)
     expected = _expected_official(stage, config, tensors)
-    _check_names(expected, tensors, path.name)
+    _check_names(expected, tensors, path.name, config.generation)
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name]:
             raise ModelFolderError(
-                f"{path.name}: tensor '{name}' has shape {list(tensor.shape)}, {OFFICIAL_YAML} asks for "
+                f"{path.name}: tensor '{name}' has shape {list(tensor.shape)}, "
+                f"{OFFICIAL_YAMLS[config.generation]} asks for "
                 f"{list(expected[name])}; the files belong to different models"
             )
     for name, tensor in tensors.items():
         check_finite(tensor, name, path.name, torch.float64)
-    return _in_our_names(stage, tensors, path.name)
+    return _in_our_names(stage, tensors, path.name, config.generation)
 
 
 def _by_official_name(content: dict[str, object], stage: Stage, file: str) -> dict[str, Tensor]:
@@ -78,8 +79,11 @@ def _expected_official(
     """Official names and shapes; for each weight-norm pair in the spelling that ``found`` uses, or folded."""
     expected: dict[str, tuple[int, ...]] = {}
     for ours, shape in weight_shapes(config, stage).items():
-        official = names.to_official_name(stage, ours)
-        if stage == "vocoder" and names.has_weight_norm(ours) and official not in found:
+        official = names.to_official_name(stage, ours, config.generation)
+        if stage == "lm" and config.generation < 3 and ours == names.SPEECH_ROWS:
+            expected[official] = (shape[0] - names.NUM_START_ROWS, *shape[1:])
+            expected[names.START_ROWS] = (names.NUM_START_ROWS, *shape[1:])
+        elif stage == "vocoder" and names.has_weight_norm(ours) and official not in found:
             old = official.removesuffix("weight") + "weight_v" in found
             gain, direction = names.weight_norm_names(official, old_style=old)
             expected[gain], expected[direction] = names.gain_shape(shape), shape
@@ -88,15 +92,25 @@ def _expected_official(
     return expected
 
 
-def _check_names(expected: Mapping[str, object], found: Mapping[str, object], file: str) -> None:
+_FOREIGN = {
+    3: ("encoder.", "llm.encoders", "text_encoder."),
+    2: ("pre_lookahead_layer.", "llm.encoders", "text_encoder.", "length_regulator."),
+    1: ("pre_lookahead_layer.", "llm.model.", "encoder.up_layer"),
+}
+"""Weights that tell another generation's file."""
+
+
+def _check_names(
+    expected: Mapping[str, object], found: Mapping[str, object], file: str, generation: int
+) -> None:
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected]
     if not missing and not extra:
         return
-    if any(name.startswith(("encoder.", "llm.encoders", "text_encoder.")) for name in extra):
+    if any(name.startswith(_FOREIGN[generation]) for name in extra):
         raise ModelFolderError(
-            f"{file}: belongs to another generation of CosyVoice; use the files of Fun-CosyVoice3-0.5B "
-            f"together"
+            f"{file}: belongs to another generation of CosyVoice; use the files of one {GENERATIONS[generation]} "
+            "model together"
         )
     parts = [
         f"{len(group)} weights {kind} "
@@ -104,16 +118,21 @@ def _check_names(expected: Mapping[str, object], found: Mapping[str, object], fi
         for kind, group in (("missing", missing), ("unexpected", extra))
         if group
     ]
-    raise ModelFolderError(f"{file}: does not fit {OFFICIAL_YAML}: {' and '.join(parts)}; download it again")
+    raise ModelFolderError(
+        f"{file}: does not fit {OFFICIAL_YAMLS[generation]}: {' and '.join(parts)}; download it again"
+    )
 
 
-def _in_our_names(stage: Stage, tensors: dict[str, Tensor], file: str) -> dict[str, Tensor]:
+def _in_our_names(stage: Stage, tensors: dict[str, Tensor], file: str, generation: int) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     pairs: dict[str, dict[str, Tensor]] = {}
+    if names.START_ROWS in tensors:
+        rows = [tensors.pop(names.SPEECH_ROWS), tensors.pop(names.START_ROWS)]
+        tensors[names.SPEECH_ROWS] = torch.cat(rows)
     for official, tensor in tensors.items():
         split = names.split_weight_norm(official) if stage == "vocoder" else None
         if split is None:
-            ours = names.to_our_name(stage, official)
+            ours = names.to_our_name(stage, official, generation)
             assert ours is not None  # its name was expected
             weights[ours] = tensor
         else:
@@ -139,7 +158,11 @@ def to_official_state(stage: Stage, module: nn.Module, config: ModelConfig) -> d
     Folding the result gives the module's weights back exactly; gain and direction themselves may differ from
     those a file was read from, with the same product.
     """
-    return names.to_official(stage, module_weights(module), config.flow.dit.dim_head)
+    return names.to_official(stage, module_weights(module), _rotary(config), config.generation)
+
+
+def _rotary(config: ModelConfig) -> int:
+    return config.flow.dit.dim_head if isinstance(config.flow, FlowConfig) else 0
 
 
 def write_official(
@@ -159,16 +182,18 @@ def write_official(
     Raises:
         ModelFolderError: a weight is not finite or does not fit ``dtype``; its file is not replaced.
     """
-    (folder / TOKENIZER_FOLDER).mkdir(parents=True, exist_ok=True)
-    (folder / OFFICIAL_YAML).write_text(write_yaml(config), encoding="utf-8")
-    (folder / TOKENIZER_FOLDER / "config.json").write_text(write_qwen_config(config), encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / OFFICIAL_YAMLS[config.generation]).write_text(write_yaml(config), encoding="utf-8")
+    if isinstance(config.lm, SpeechLMConfig):
+        (folder / TOKENIZER_FOLDER).mkdir(exist_ok=True)
+        (folder / TOKENIZER_FOLDER / "config.json").write_text(write_qwen_config(config), encoding="utf-8")
     for stage in STAGES:
         target = stage_file(folder, stage)
         stored: dict[str, Tensor] = {}
         for name, tensor in weights[stage].items():
             check_finite(tensor, name, target.name, dtype or tensor.dtype)
             stored[name] = tensor.to("cpu", dtype or tensor.dtype).contiguous()
-        state = names.to_official(stage, stored, config.flow.dit.dim_head)
+        state = names.to_official(stage, stored, _rotary(config), config.generation)
         temporary = target.with_name(f".{target.name}.tmp")
         torch.save(state, temporary)
         os.replace(temporary, target)  # never cut short a file that someone has open

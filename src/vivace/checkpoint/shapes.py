@@ -10,7 +10,17 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias
 
-from vivace.config import FlowConfig, ModelConfig, SpeechLMConfig, VocoderConfig
+from vivace.config import (
+    ConformerLMConfig,
+    EncoderConfig,
+    FlowConfig,
+    ModelConfig,
+    RegulatedFlowConfig,
+    SpeechLMConfig,
+    UNetConfig,
+    UNetFlowConfig,
+    VocoderConfig,
+)
 
 Stage: TypeAlias = Literal["lm", "flow", "vocoder"]
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -27,9 +37,11 @@ POST_KERNEL = 7
 def weight_shapes(config: ModelConfig, stage: Stage) -> Shapes:
     """Every parameter of one stage."""
     if stage == "lm":
-        return lm_shapes(config.lm)
+        lm = config.lm
+        return lm_shapes(lm) if isinstance(lm, SpeechLMConfig) else conformer_lm_shapes(lm)
     if stage == "flow":
-        return flow_shapes(config.flow)
+        flow = config.flow
+        return flow_shapes(flow) if isinstance(flow, FlowConfig) else unet_flow_shapes(flow)
     return vocoder_shapes(config.vocoder)
 
 
@@ -63,8 +75,117 @@ def lm_shapes(lm: SpeechLMConfig) -> Shapes:
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
     shapes["norm.weight"] = (hidden,)
     shapes["llm_decoder.weight"] = (lm.num_speech_rows, hidden)
-    shapes["speech_embedding.weight"] = (lm.num_speech_rows, hidden)
+    if lm.head_bias:
+        shapes["llm_decoder.bias"] = (lm.num_speech_rows,)
+    shapes["speech_embedding.weight"] = (lm.num_embedding_rows, hidden)
     return shapes
+
+
+def _norm(name: str, size: int) -> Shapes:
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
+def _input_embedding(name: str, input_size: int, size: int) -> Shapes:
+    return _linear(f"{name}.out.0", size, input_size) | _norm(f"{name}.out.1", size)
+
+
+def _relative_layers(name: str, encoder: EncoderConfig, count: int) -> Shapes:
+    size = encoder.output_size
+    shapes: Shapes = {}
+    for index in range(count):
+        layer = f"{name}.{index}"
+        for projection in ("linear_q", "linear_k", "linear_v", "linear_out"):
+            shapes |= _linear(f"{layer}.self_attn.{projection}", size, size)
+        shapes[f"{layer}.self_attn.linear_pos.weight"] = (size, size)
+        for bias in ("pos_bias_u", "pos_bias_v"):
+            shapes[f"{layer}.self_attn.{bias}"] = (encoder.heads, encoder.head_dim)
+        shapes |= _linear(f"{layer}.feed_forward.w_1", encoder.ff_size, size)
+        shapes |= _linear(f"{layer}.feed_forward.w_2", size, encoder.ff_size)
+        shapes |= _norm(f"{layer}.norm_mha", size) | _norm(f"{layer}.norm_ff", size)
+    return shapes
+
+
+def _relative_encoder(name: str, encoder: EncoderConfig) -> Shapes:
+    shapes = _input_embedding(f"{name}.embed", encoder.input_size, encoder.output_size)
+    shapes |= _relative_layers(f"{name}.encoders", encoder, encoder.num_blocks)
+    return shapes | _norm(f"{name}.after_norm", encoder.output_size)
+
+
+def conformer_lm_shapes(lm: ConformerLMConfig) -> Shapes:
+    """The speech LM of CosyVoice-300M."""
+    text, decoder = lm.text_encoder, lm.decoder
+    shapes: Shapes = {"text_embedding.weight": (lm.text_vocab_size, text.input_size)}
+    shapes |= _relative_encoder("text_encoder", text)
+    shapes |= _linear("text_projection", decoder.input_size, text.output_size)
+    shapes |= _linear("speaker_projection", decoder.input_size, lm.spk_embed_dim)
+    shapes["speech_embedding.weight"] = (lm.num_embedding_rows, decoder.input_size)
+    shapes |= _relative_encoder("decoder", decoder)
+    return shapes | _linear("llm_decoder", lm.num_speech_rows, decoder.output_size)
+
+
+def _unet_level(name: str, unet: UNetConfig, before: int, width: int) -> Shapes:
+    """A residual block and its attention blocks."""
+    inner, time = unet.heads * unet.dim_head, 4 * unet.channels[0]
+    norm = 1 if unet.static_chunk_frames is None else 2
+    shapes = _linear(f"{name}.0.mlp.1", width, time)
+    for block, inputs in (("block1", before), ("block2", width)):
+        shapes |= _conv(f"{name}.0.{block}.block.0", width, inputs, 3)
+        shapes |= _norm(f"{name}.0.{block}.block.{norm}", width)
+    shapes |= _conv(f"{name}.0.res_conv", width, before, 1)
+    for index in range(unet.num_blocks):
+        block = f"{name}.1.{index}"
+        shapes |= _norm(f"{block}.norm1", width) | _norm(f"{block}.norm3", width)
+        for projection in ("to_q", "to_k", "to_v"):
+            shapes[f"{block}.attn1.{projection}.weight"] = (inner, width)
+        shapes |= _linear(f"{block}.attn1.to_out.0", width, inner)
+        shapes |= _linear(f"{block}.ff.net.0.proj", 4 * width, width)
+        shapes |= _linear(f"{block}.ff.net.2", width, 4 * width)
+    return shapes
+
+
+def unet_shapes(unet: UNetConfig) -> Shapes:
+    """The U-Net that estimates the velocity."""
+    channels, inputs, last = unet.channels, 4 * unet.mel_dim, len(unet.channels) - 1
+    time, causal = 4 * channels[0], unet.static_chunk_frames is not None
+    shapes = _linear("unet.time_mlp.linear_1", time, inputs) | _linear("unet.time_mlp.linear_2", time, time)
+    for index, width in enumerate(channels):
+        name = f"unet.down_blocks.{index}"
+        shapes |= _unet_level(name, unet, inputs if index == 0 else channels[index - 1], width)
+        shapes |= _conv(f"{name}.2" if index == last else f"{name}.2.conv", width, width, 3)
+    for index in range(unet.num_mid_blocks):
+        shapes |= _unet_level(f"unet.mid_blocks.{index}", unet, channels[-1], channels[-1])
+    outputs = (*channels[::-1], channels[0])
+    for index, width in enumerate(outputs[:-1]):
+        name, after = f"unet.up_blocks.{index}", outputs[index + 1]
+        shapes |= _unet_level(name, unet, 2 * width, after)
+        is_last = index == last
+        shapes |= _conv(f"{name}.2" if is_last else f"{name}.2.conv", after, after, 3 if is_last else 4)
+    shapes |= _conv("unet.final_block.block.0", channels[0], channels[0], 3)
+    shapes |= _norm(f"unet.final_block.block.{2 if causal else 1}", channels[0])
+    return shapes | _conv("unet.final_proj", unet.mel_dim, channels[0], 1)
+
+
+def unet_flow_shapes(flow: UNetFlowConfig | RegulatedFlowConfig) -> Shapes:
+    """The flows of CosyVoice 2 and CosyVoice-300M."""
+    encoder, size = flow.encoder, flow.encoder.output_size
+    shapes: Shapes = {"input_embedding.weight": (flow.vocab_size, flow.input_size)}
+    shapes |= _linear("speaker_projection", flow.output_size, flow.spk_embed_dim)
+    shapes |= _linear("encoder_proj", flow.output_size, size)
+    shapes |= _relative_encoder("encoder", encoder)
+    if isinstance(flow, UNetFlowConfig):
+        lookahead = "encoder.pre_lookahead_layer"
+        shapes |= _conv(f"{lookahead}.conv1", flow.lookahead_channels, size, flow.lookahead_tokens + 1)
+        shapes |= _conv(f"{lookahead}.conv2", size, flow.lookahead_channels, 3)
+        shapes |= _conv("encoder.up_layer.conv", size, size, 2 * flow.token_mel_ratio + 1)
+        shapes |= _input_embedding("encoder.up_embed", size, size)
+        shapes |= _relative_layers("encoder.up_encoders", encoder, flow.num_up_blocks)
+    else:
+        mel = flow.output_size
+        for index in range(flow.num_regulator_layers):
+            shapes |= _conv(f"length_regulator.model.{3 * index}", mel, mel, 3)
+            shapes |= _norm(f"length_regulator.model.{3 * index + 1}", mel)
+        shapes |= _conv(f"length_regulator.model.{3 * flow.num_regulator_layers}", mel, mel, 1)
+    return shapes | unet_shapes(flow.unet)
 
 
 def flow_shapes(flow: FlowConfig) -> Shapes:
@@ -109,10 +230,13 @@ def vocoder_shapes(vocoder: VocoderConfig) -> Shapes:
     spectrum = vocoder.istft_n_fft + 2
     channels = [vocoder.base_channels // 2**level for level in range(len(vocoder.upsample_rates) + 1)]
     shapes: Shapes = _linear("m_source.l_linear", 1, vocoder.nb_harmonics + 1)
-    shapes |= _conv("conv_pre", channels[0], vocoder.in_channels, vocoder.conv_pre_lookahead_frames + 1)
+    first = vocoder.conv_pre_lookahead_frames + 1 if vocoder.causal else POST_KERNEL
+    shapes |= _conv("conv_pre", channels[0], vocoder.in_channels, first)
     for stage, kernel in enumerate(vocoder.upsample_kernel_sizes):
         out = channels[stage + 1]
         shapes |= _conv(f"ups.{stage}", out, channels[stage], kernel)
+        if not vocoder.causal:  # a transposed convolution has its inputs first
+            shapes[f"ups.{stage}.weight"] = (channels[stage], out, kernel)
         # The source's spectrum is brought down to this stage's rate.
         rate = math.prod(vocoder.upsample_rates[stage + 1 :])
         shapes |= _conv(f"source_downs.{stage}", out, spectrum, 1 if rate == 1 else 2 * rate)
@@ -128,7 +252,7 @@ def vocoder_shapes(vocoder: VocoderConfig) -> Shapes:
         ):
             shapes |= _resblock(f"resblocks.{stage * blocks + index}", out, size, dilations)
     shapes |= _conv("conv_post", spectrum, channels[-1], POST_KERNEL)
-    for index, kernel in enumerate(F0_KERNELS):
+    for index, kernel in enumerate(F0_KERNELS if vocoder.causal else F0_KERNELS[1:] + F0_KERNELS[-1:]):
         inputs = vocoder.in_channels if index == 0 else vocoder.f0_cond_channels
         shapes |= _conv(f"f0_predictor.condnet.{2 * index}", vocoder.f0_cond_channels, inputs, kernel)
     shapes |= _linear("f0_predictor.classifier", 1, vocoder.f0_cond_channels)

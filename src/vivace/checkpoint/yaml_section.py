@@ -22,6 +22,10 @@ class Section:
         self._values = values
         self._references = references
 
+    @property
+    def file(self) -> str:
+        return self._references.file
+
     def _fail(self, key: str, problem: str) -> ModelFolderError:
         dotted = f"{self.name}.{key}" if self.name else key
         return ModelFolderError(f"{self._references.file}: {dotted} {problem}")
@@ -66,6 +70,10 @@ class Section:
         if value is not None and not isinstance(value, str):
             raise self._fail(key, "must be text")
         return value
+
+    def optional_number(self, key: str) -> float | None:
+        value = self._references.follow(self._values.get(key))
+        return None if value is None else self._number(key, value)
 
     def number_pair(self, key: str) -> tuple[float, float]:
         pair = self._get(key)

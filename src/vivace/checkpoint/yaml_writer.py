@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from vivace.config import ModelConfig, VocoderConfig
+from vivace.checkpoint import yaml_classes as known
+from vivace.checkpoint.files import LARGEST_WHISPER
+from vivace.config import (
+    ConformerLMConfig,
+    EncoderConfig,
+    FlowConfig,
+    ModelConfig,
+    RegulatedFlowConfig,
+    SpeechLMConfig,
+    UNetConfig,
+    UNetFlowConfig,
+)
 
 
 def _rows(rows: tuple[tuple[int, ...], ...]) -> str:
@@ -35,10 +46,15 @@ def _own_keys(config: ModelConfig) -> str:
 
 
 def write_yaml(config: ModelConfig) -> str:
-    """The text of ``cosyvoice3.yaml`` for ``config``; the reference implementation reads it too."""
-    lm, flow, dit, vocoder = config.lm, config.flow, config.flow.dit, config.vocoder
-    own = _own_keys(config)
-    return f"""__set_seed1: !apply:random.seed [1986]
+    """The text of the generation's configuration file; the reference implementation reads it too."""
+    return "\n".join(
+        (_head(config), _lm_yaml(config.lm), _flow_yaml(config), _vocoder_yaml(config), _tail(config))
+    )
+
+
+def _head(config: ModelConfig) -> str:
+    lm, flow = config.lm, config.flow
+    lines = f"""__set_seed1: !apply:random.seed [1986]
 __set_seed2: !apply:numpy.random.seed [1986]
 __set_seed3: !apply:torch.manual_seed [1986]
 __set_seed4: !apply:torch.cuda.manual_seed_all [1986]
@@ -47,55 +63,133 @@ sample_rate: {config.sample_rate_hz}
 llm_input_size: {lm.hidden_size}
 llm_output_size: {lm.hidden_size}
 spk_embed_dim: {flow.spk_embed_dim}
-qwen_pretrain_path: ''
+"""
+    if isinstance(lm, ConformerLMConfig):
+        lines += f"text_encoder_input_size: {lm.text_encoder.input_size}\n"
+    if not isinstance(flow, RegulatedFlowConfig):
+        lines += f"""qwen_pretrain_path: ''
 token_frame_rate: {config.token_rate_hz}
 token_mel_ratio: {flow.token_mel_ratio}
 chunk_size: {config.chunk_tokens}
 num_decoding_left_chunks: -1
-{own}
-llm: !new:cosyvoice.llm.llm.CosyVoice3LM
+"""
+    return lines + _own_keys(config)
+
+
+def _lm_yaml(lm: SpeechLMConfig | ConformerLMConfig) -> str:
+    if isinstance(lm, ConformerLMConfig):
+        text = f"""llm: !new:{known.LMS[1]}
+    text_encoder_input_size: !ref <text_encoder_input_size>
+    llm_input_size: !ref <llm_input_size>
+    llm_output_size: !ref <llm_output_size>
+    text_token_size: {lm.text_vocab_size}
+    speech_token_size: {lm.speech_token_size}
+    length_normalized_loss: True
+    lsm_weight: 0
+    spk_embed_dim: !ref <spk_embed_dim>
+    text_encoder: !new:{known.CONFORMER}
+{_encoder_yaml(lm.text_encoder, "linear", 8, conformer=True, chunk="1")}
+    llm: !new:{known.TRANSFORMER}
+{_encoder_yaml(lm.decoder, "linear_legacy", 8, conformer=False, chunk="1")}
+"""
+    else:
+        text = f"""llm: !new:{known.LMS[2 if lm.start_rows_apart else 3]}
     llm_input_size: !ref <llm_input_size>
     llm_output_size: !ref <llm_output_size>
     speech_token_size: {lm.speech_token_size}
     length_normalized_loss: True
     lsm_weight: 0
     mix_ratio: {list(lm.mix_ratio)}
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder
+    llm: !new:{known.QWEN}
         pretrain_path: !ref <qwen_pretrain_path>
-    sampling: !name:cosyvoice.utils.common.ras_sampling
+"""
+    return f"""{text}    sampling: !name:{known.SAMPLING}
         top_p: {_number(lm.sampling.top_p)}
         top_k: {lm.sampling.top_k}
         win_size: {lm.sampling.win_size}
         tau_r: {_number(lm.sampling.tau_r)}
+"""
 
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
+
+def _encoder_yaml(
+    encoder: EncoderConfig, embedding: str, indent: int, *, conformer: bool, chunk: str | None
+) -> str:
+    lines = [
+        f"input_size: {encoder.input_size}",
+        f"output_size: {encoder.output_size}",
+        f"attention_heads: {encoder.heads}",
+        f"linear_units: {encoder.ff_size}",
+        f"num_blocks: {encoder.num_blocks}",
+        "dropout_rate: 0.1",
+        "positional_dropout_rate: 0.1",
+        "attention_dropout_rate: 0.1",
+        "normalize_before: True",
+        f"input_layer: '{embedding}'",
+        "pos_enc_layer_type: 'rel_pos_espnet'",
+        "selfattention_layer_type: 'rel_selfattn'",
+    ]
+    lines += ["use_cnn_module: False", "macaron_style: False"] if conformer else []
+    lines += [] if chunk is None else [f"static_chunk_size: {chunk}"]
+    return "\n".join(" " * indent + line for line in lines)
+
+
+def _unet_yaml(unet: UNetConfig) -> str:
+    return f"""            in_channels: {4 * unet.mel_dim}
+            out_channels: {unet.mel_dim}
+            channels: {list(unet.channels)}
+            dropout: 0.0
+            attention_head_dim: {unet.dim_head}
+            n_blocks: {unet.num_blocks}
+            num_mid_blocks: {unet.num_mid_blocks}
+            num_heads: {unet.heads}
+            act_fn: 'gelu'
+"""
+
+
+_CHUNKS = """            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+"""
+
+
+def _flow_yaml(config: ModelConfig) -> str:
+    flow = config.flow
+    rate = config.token_rate_hz if isinstance(flow, RegulatedFlowConfig) else "!ref <token_frame_rate>"
+    text = f"""flow: !new:{known.FLOWS[config.generation]}
     input_size: {flow.input_size}
     output_size: {flow.output_size}
     spk_embed_dim: !ref <spk_embed_dim>
     output_type: 'mel'
     vocab_size: {flow.vocab_size}
-    input_frame_rate: !ref <token_frame_rate>
+    input_frame_rate: {rate}
     only_mask_loss: True
-    token_mel_ratio: !ref <token_mel_ratio>
+"""
+    if isinstance(flow, RegulatedFlowConfig):
+        own = "" if flow.seams == "context" else f"    seams: {flow.seams}\n"
+        text += f"""{own}    encoder: !new:{known.CONFORMER}
+{_encoder_yaml(flow.encoder, "linear", 8, conformer=True, chunk=None)}
+    length_regulator: !new:{known.REGULATOR}
+        channels: {flow.output_size}
+        sampling_ratios: {[1] * flow.num_regulator_layers}
+"""
+        return text + _decoder_yaml(flow, flow.unet.mel_dim, known.SOLVER, known.UNET, _unet_yaml(flow.unet))
+    text += f"""    token_mel_ratio: !ref <token_mel_ratio>
     pre_lookahead_len: {flow.lookahead_tokens}
-    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
+"""
+    if isinstance(flow, UNetFlowConfig):
+        text += f"""    encoder: !new:{known.UPSAMPLE_CONFORMER}
+{_encoder_yaml(flow.encoder, "linear", 8, conformer=True, chunk="!ref <chunk_size>")}
+"""
+        estimator = _unet_yaml(flow.unet) + _CHUNKS
+        return text + _decoder_yaml(
+            flow, flow.unet.mel_dim, known.CAUSAL_SOLVER, known.CAUSAL_UNET, estimator
+        )
+    dit = flow.dit
+    text += f"""    pre_lookahead_layer: !new:{known.LOOKAHEAD}
         in_channels: {flow.input_size}
         channels: {flow.lookahead_channels}
         pre_lookahead_len: {flow.lookahead_tokens}
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: {3 * flow.output_size}
-        n_spks: 1
-        spk_emb_dim: {dit.spk_dim}
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: {_number(flow.sigma_min)}
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: {_number(flow.training_guidance_drop)}
-                inference_cfg_rate: {_number(flow.guidance_scale)}
-                reg_loss_type: 'l1'
-        estimator: !new:cosyvoice.flow.DiT.dit.DiT
-            dim: {dit.dim}
+"""
+    estimator = f"""            dim: {dit.dim}
             depth: {dit.depth}
             heads: {dit.heads}
             dim_head: {dit.dim_head}
@@ -104,30 +198,71 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
             mu_dim: {dit.mu_dim}
             spk_dim: {dit.spk_dim}
             out_channels: {dit.out_channels}
-            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+{_CHUNKS}"""
+    return text + _decoder_yaml(flow, dit.spk_dim, known.CAUSAL_SOLVER, known.DIT, estimator)
 
-{_vocoder_yaml(vocoder)}
-get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
+
+def _decoder_yaml(
+    flow: FlowConfig | UNetFlowConfig | RegulatedFlowConfig,
+    spk_dim: int,
+    solver: str,
+    estimator: str,
+    sizes: str,
+) -> str:
+    return f"""    decoder: !new:{solver}
+        in_channels: {3 * flow.output_size}
+        n_spks: 1
+        spk_emb_dim: {spk_dim}
+        cfm_params: !new:{known.SOLVER_PARAMS}
+            content:
+                sigma_min: {_number(flow.sigma_min)}
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: {_number(flow.training_guidance_drop)}
+                inference_cfg_rate: {_number(flow.guidance_scale)}
+                reg_loss_type: 'l1'
+        estimator: !new:{estimator}
+{sizes}"""
+
+
+def _tail(config: ModelConfig) -> str:
+    hop, generation = config.vocoder.hop_samples, config.generation
+    fmax = "null" if config.mel_fmax_hz is None else _number(config.mel_fmax_hz)
+    if generation == 1:
+        kind = "whisper" if config.lm.text_vocab_size <= LARGEST_WHISPER else "cosyvoice.tokenizer"
+        tokenizer = f"""get_tokenizer: !name:{kind}.tokenizer.get_tokenizer
+    multilingual: True
+    num_languages: {100 if kind == "whisper" else 105}
+    language: 'en'
+    task: 'transcribe'
+"""
+    else:
+        version = "    version: cosyvoice3\n" if generation == 3 else ""
+        tokenizer = f"""get_tokenizer: !name:{known.TOKENIZER}
     token_path: !ref <qwen_pretrain_path>
     skip_special_tokens: True
-    version: cosyvoice3
-allowed_special: 'all'
-feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    n_fft: {4 * vocoder.hop_samples}
-    num_mels: {vocoder.in_channels}
+{version}"""
+    return f"""{tokenizer}allowed_special: 'all'
+feat_extractor: !name:{known.MEL}
+    n_fft: {4 * hop}
+    num_mels: {config.vocoder.in_channels}
     sampling_rate: !ref <sample_rate>
-    hop_size: {vocoder.hop_samples}
-    win_size: {4 * vocoder.hop_samples}
+    hop_size: {hop}
+    win_size: {4 * hop}
     fmin: 0
-    fmax: null
+    fmax: {fmax}
     center: False
 """
 
 
-def _vocoder_yaml(vocoder: VocoderConfig) -> str:
-    own = "" if vocoder.source_phase == "frame" else f"    source_phase: {vocoder.source_phase}\n"
-    return f"""hift: !new:cosyvoice.hifigan.generator.CausalHiFTGenerator
+def _vocoder_yaml(config: ModelConfig) -> str:
+    vocoder = config.vocoder
+    defaults = ("frame",) if vocoder.causal else ("linear", "sample")
+    own = "" if vocoder.source_phase in defaults else f"    source_phase: {vocoder.source_phase}\n"
+    own += "" if vocoder.seams == "context" else f"    seams: {vocoder.seams}\n"
+    if vocoder.causal:
+        own = f"    conv_pre_look_right: {vocoder.conv_pre_lookahead_frames}\n{own}"
+    return f"""hift: !new:{known.HIFT if vocoder.causal else known.CENTRED_HIFT}
     in_channels: {vocoder.in_channels}
     base_channels: {vocoder.base_channels}
     nb_harmonics: {vocoder.nb_harmonics}
@@ -146,8 +281,7 @@ def _vocoder_yaml(vocoder: VocoderConfig) -> str:
     source_resblock_dilation_sizes: {_rows(vocoder.source_resblock_dilation_sizes)}
     lrelu_slope: {_number(vocoder.lrelu_slope)}
     audio_limit: {_number(vocoder.audio_limit)}
-    conv_pre_look_right: {vocoder.conv_pre_lookahead_frames}
-{own}    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.CausalConvRNNF0Predictor
+{own}    f0_predictor: !new:{known.F0 if vocoder.causal else known.CENTRED_F0}
         num_class: 1
         in_channels: {vocoder.in_channels}
         cond_channels: {vocoder.f0_cond_channels}
@@ -157,6 +291,7 @@ def _vocoder_yaml(vocoder: VocoderConfig) -> str:
 def write_qwen_config(config: ModelConfig) -> str:
     """The text of ``CosyVoice-BlankEN/config.json`` for ``config``."""
     lm = config.lm
+    assert isinstance(lm, SpeechLMConfig), "only Qwen2 has such a file"
     values: dict[str, object] = {
         "architectures": ["Qwen2ForCausalLM"],
         "attention_dropout": 0.0,
