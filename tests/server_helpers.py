@@ -23,7 +23,8 @@ from vivace.engine.request import check_request
 from vivace.errors import InvalidAudioError, OverloadedError
 from vivace.random_checkpoint import tiny_config
 from vivace.server.app import create_app
-from vivace.server.run import bind, make_server
+from vivace.server.door import bind
+from vivace.server.run import make_server
 
 RATE = 24_000
 Step = float | Exception | Callable[[], object]

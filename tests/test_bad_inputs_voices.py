@@ -22,8 +22,8 @@ from tests.helpers import speech_like_wav
 from tests.server_helpers import FakeService, LoopbackServer, post, read_all, status_and_code, wait_until
 from vivace.config import ServerConfig
 from vivace.engine import AsyncEngine
+from vivace.server.door import bind
 from vivace.server.local import LocalService
-from vivace.server.run import bind
 from vivace.voice import VoiceRegistry
 
 WAV = speech_like_wav()
@@ -242,8 +242,8 @@ def test_A26_many_uploads_at_once_take_turns(tmp_path):
 
 BAD_NAMES = [
     "../../etc/passwd", "..\\..\\x", "/etc/passwd", "C:\\x", "\\\\host\\share", "file:///x", "~root", "-rf", "a\0b",
-    "a\nb", "a/b", "a:b", "CON", "nul.wav", "a::$DATA", "dot.", "blank ", "", "a" * 65, "a" * 10_000, "ä" * 40, "..", ".",
-    "%2e%2e/x",
+    "a\nb", "a/b", "a:b", "CON", "nul.wav", "a::$DATA", "dot.", "blank ", "", "a" * 65, "a" * 10_000, "ä" * 40,
+    "..", ".", "%2e%2e/x",
 ]  # fmt: skip
 
 

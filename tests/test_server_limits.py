@@ -22,7 +22,7 @@ from tests.server_helpers import (
 )
 from vivace.config import ServerConfig
 from vivace.errors import ServeError
-from vivace.server.run import bind, check_access, read_keys
+from vivace.server.door import bind, check_access, read_keys
 
 KEY = "correct-horse-battery"
 QUICK = ServerConfig(

@@ -293,8 +293,7 @@ def serve(
     """Serve the page, OpenAI's speech interface and more over HTTP."""
     from vivace.config import ServerConfig
     from vivace.config import api_keys as keys_in_environment
-    from vivace.server.child import EngineSettings
-    from vivace.server.run import open_service, read_keys, run
+    from vivace.server.door import bind, check_access, read_keys
 
     keys = read_keys(api_keys) if api_keys is not None else keys_in_environment()
     config = ServerConfig(
@@ -305,8 +304,14 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         text_characters=max_characters,
     )
-    settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
-    run(lambda: open_service(settings), config, _print)
+    check_access(config)
+    with bind(config) as listener:
+        # Only now: what is wrong with the address is said before the engine's libraries are loaded.
+        from vivace.server.child import EngineSettings
+        from vivace.server.run import open_service, run
+
+        settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
+        run(lambda: open_service(settings), config, listener, _print)
 
 
 @voice_app.command("add")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from vivace.config import ServerConfig
+    from vivace.server.metrics import Metrics
 
 _REASONS = {
     400: "Bad Request",
@@ -40,6 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection. Made by ``bounded_protocol``, which gives it its limits."""
 
     limits: ServerConfig
+    metrics: Metrics
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._in_headers = True
@@ -120,6 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True  # the application has nothing more to say to this client
                 cycle.message_event.set()
             answer = describe(error)
+            self.metrics.errors.labels(answer.code).inc()
             body = answer.body()
             lines = [
                 f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Error')}",
@@ -152,9 +155,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(ServerError("The request's header took too long.", code="request_timeout"))
 
 
-def bounded_protocol(config: ServerConfig) -> type[BoundedProtocol]:
+def bounded_protocol(config: ServerConfig, metrics: Metrics) -> type[BoundedProtocol]:
     """The class of connections with these limits, as uvicorn's ``http`` setting takes it."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": config})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": config, "metrics": metrics})
 
 
 def _headers_too_large(limits: ServerConfig) -> ServerError:

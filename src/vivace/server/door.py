@@ -1,0 +1,91 @@
+"""The door of ``vivace serve``: keys and address.
+
+Loads no library of the engine's, so that what is wrong is said at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from vivace.errors import ServeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vivace.config import ServerConfig
+
+MIN_KEY_CHARACTERS = 8
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines and those that begin with ``#`` are left out.
+
+    Raises:
+        ServeError: there are none, or others than the owner may read the file. OSError: it cannot be read.
+    """
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ServeError("Others may read the file with the API keys: chmod 600 it")
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise ServeError("The file with the API keys is not text") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ServeError("The file with the API keys has no key in it")
+    return keys
+
+
+def check_access(config: ServerConfig) -> None:
+    """Refuses what would be open to everybody.
+
+    Raises:
+        ServeError: keys are missing, or too short to be keys.
+    """
+    if not config.is_local and not config.api_keys:
+        raise ServeError(
+            f"Others could reach {config.host}: give keys with --api-keys FILE or VIVACE_API_KEYS, "
+            "or listen on 127.0.0.1"
+        )
+    if any(
+        len(key) < MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key
+        for key in config.api_keys
+    ):
+        raise ServeError(
+            f"API keys must have {MIN_KEY_CHARACTERS} or more printable ASCII characters and no blanks"
+        )
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket.
+
+    Raises:
+        ServeError: the address cannot be had; says why and what to do.
+    """
+    host = config.host.strip("[]")
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, number)
+    except (OSError, OverflowError) as error:
+        raise ServeError(f"Cannot listen on {host}: no such address") from error
+    try:
+        if hasattr(socket, "SO_REUSEADDR"):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        reason = (error.strerror or "failed").lower()
+        raise ServeError(
+            f"Cannot listen on {host} port {config.port}: {reason}; choose another with --port (0 takes a free one)"
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where a browser finds the page."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"

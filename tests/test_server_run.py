@@ -1,0 +1,150 @@
+"""``vivace serve`` as users start it: a process of its own, signals, and words instead of tracebacks."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from vivace.cli import app
+from vivace.config import ServerConfig, api_keys
+from vivace.errors import ServeError
+from vivace.server.door import bind
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+TEXT = "This is a sentence that takes a while to speak, so that there is time to send a signal."
+
+
+def _start(*options, voices, **environment):
+    command = (sys.executable, "-m", "vivace.cli", "serve", "--port", "0", *options)
+    variables = {**os.environ, "VIVACE_VOICES": str(voices), "VIVACE_THREADS": "1", **environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+
+
+class _Serving:
+    def __init__(self, voices):
+        self.process = _start(voices=voices)
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert found, line + self.process.stderr.read()
+        self.url, self.greeting = found.group(), line
+
+    def end(self, seconds=30):
+        out, error = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, error
+
+
+@pytest.fixture
+def serving(tmp_path):
+    made = _Serving(tmp_path)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.process.communicate()
+
+
+def test_it_greets_speaks_drains_and_ends_well(serving):
+    """One line with the address; on SIGTERM what runs is finished, what comes is refused, and the exit code is 0."""
+    assert "vivace-mini" in serving.greeting
+    with (
+        httpx.Client(base_url=serving.url, timeout=60) as client,
+        httpx.Client(base_url=serving.url) as other,
+    ):
+        assert client.get("/health/ready").json() == {"status": "ready"}
+        body = {"input": TEXT, "response_format": "pcm"}
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            pieces = response.iter_bytes()
+            audio = next(pieces)
+            serving.process.send_signal(signal.SIGTERM)
+            refused = other.post("/v1/audio/speech", json=body)
+            while refused.status_code == 200:  # the signal was not seen yet
+                refused = other.post("/v1/audio/speech", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert refused.headers["retry-after"]
+            assert other.get("/health/ready").json() == {"status": "draining"}
+            assert other.get("/health/live").status_code == 200
+            audio += b"".join(pieces)
+    assert len(audio) > 100_000
+    code, out, error = serving.end()
+    assert (code, out, error) == (0, "", "")
+
+
+def test_a_second_signal_ends_at_once(serving):
+    with httpx.Client(base_url=serving.url, timeout=60) as client:
+        body = {"input": TEXT * 20, "response_format": "pcm"}
+        with client.stream("POST", "/v1/audio/speech", json=body) as response:
+            next(response.iter_bytes())
+            serving.process.send_signal(signal.SIGINT)
+            refused = client.post("/v1/audio/speech", json=body).status_code
+            while refused == 200:
+                refused = client.post("/v1/audio/speech", json=body).status_code
+            serving.process.send_signal(signal.SIGINT)
+            code, _, error = serving.end(20)
+    assert code == 0
+    assert "Traceback" not in error
+
+
+def test_a_signal_while_the_model_loads(tmp_path):
+    process = _start(voices=tmp_path)
+    timer = threading.Timer(0.7, process.send_signal, (signal.SIGTERM,))
+    timer.start()
+    process.communicate(timeout=30)
+    assert process.returncode != 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--host", "0.0.0.0"), "cannot_serve"),
+        (("--host", "127.0.0.1", "--api-keys", "KEYS"), "cannot_serve"),
+        (("--port", "-1"), None),
+        (("--port", "65536"), None),
+        (("--port", "x"), None),
+        (("--port", ""), None),
+        (("--max-characters", "0"), None),
+        (("--unknown",), None),
+        (("--port",), None),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, options, code, monkeypatch):
+    """Usage errors end with exit code 2, those of ours carry a code that ``main`` turns into 2."""
+    monkeypatch.setitem(sys.modules, "vivace.server.run", None)
+    keys = tmp_path / "keys"
+    keys.write_text("correct-horse-battery\n")
+    keys.chmod(0o644)
+    given = [str(keys) if option == "KEYS" else option for option in options]
+    result = CliRunner().invoke(app, ["serve", *given])
+    if code is None:
+        assert result.exit_code == 2
+        assert isinstance(result.exception, SystemExit)
+    else:
+        assert isinstance(result.exception, ServeError)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with bind(ServerConfig(port=0)) as taken:
+        taken.listen()
+        process = _start("--port", str(taken.getsockname()[1]), voices=tmp_path)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error.count("\n") == 1
+    assert "in use" in error
+
+
+def test_keys_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("VIVACE_API_KEYS", "correct-horse-battery, another-key\nthird-key")
+    assert api_keys() == ("correct-horse-battery", "another-key", "third-key")
+    monkeypatch.delenv("VIVACE_API_KEYS")
+    assert api_keys() == ()
+
+
+def test_the_socket_is_not_open_to_others_by_default():
+    with bind(ServerConfig(port=0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert listener.family == socket.AF_INET
