@@ -85,6 +85,10 @@ class VoiceRegistry:
         """Names of the model's own voices, in order; costs nothing, unlike ``list``, which reads every file."""
         return tuple(sorted(self._builtin))
 
+    def names(self) -> list[str]:
+        """Names of all voices, built-in ones first, each kind in order; reads the folder, but no file."""
+        return [*self.builtin_names, *sorted(self._stored_names())]
+
     def get(self, name: str) -> Voice:
         """The voice of that name; the same object as long as its file does not change.
 
