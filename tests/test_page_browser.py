@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 import io
-import shutil
 import struct
 import wave
 
 import pytest
 
+from tests.page_browser import (
+    IDLE,
+    SILENCE,
+    SOUND,
+    Pages,
+    launch,
+    needs_chromium,
+    playwright,
+    speak,
+    wait_for,
+    wait_for_words,
+)
 from tests.page_fake import CHUNK, RATE, Fake, Running, make_app, tone
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
-)
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright's Python package is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--autoplay-policy=no-user-gesture-required",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-]
-
-LISTEN = """
-(() => {
-  const connect = AudioNode.prototype.connect;
-  AudioNode.prototype.connect = function (target, ...rest) {
-    if (target instanceof AudioDestinationNode) {
-      const analyser = new AnalyserNode(this.context, { fftSize: 2048 });
-      connect.call(this, analyser);
-      (window.analysers ??= []).push(analyser);
-    }
-    return connect.call(this, target, ...rest);
-  };
-  window.loudness = () => Math.max(0, ...(window.analysers ?? []).map((analyser) => {
-    if (analyser.context.state !== "running") return 0;
-    const samples = new Float32Array(analyser.fftSize);
-    analyser.getFloatTimeDomainData(samples);
-    return Math.max(...samples.map(Math.abs));
-  }));
-})();
-"""
-"""Measures what goes to the sound device, without the page's own help."""
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -67,39 +40,9 @@ def server(fake):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = launch(driver)
         yield browser
         browser.close()
-
-
-class Pages:
-    """Opens the page, and collects what must not happen."""
-
-    def __init__(self, browser, url):
-        self._browser, self._url = browser, url
-        self.problems: list[str] = []
-        self.hosts: set[str] = set()
-        self.contexts = []
-
-    def open(self, *, script="", wait=True, **options):
-        options = {"locale": "en-US", "viewport": {"width": 1280, "height": 900}} | options
-        context = self._browser.new_context(**options)
-        context.set_default_timeout(8_000)
-        context.add_init_script(LISTEN + script)
-        self.contexts.append(context)
-        page = context.new_page()
-        page.on("console", self._on_console)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
-        page.goto(self._url)
-        if wait:
-            page.wait_for_selector("#dot[data-state=ready]")
-        return page
-
-    def _on_console(self, message):
-        own = "willReadFrequently" in message.text  # these tests read the pictures
-        if message.type in ("error", "warning") and not own:
-            self.problems.append(message.text)
 
 
 @pytest.fixture
@@ -111,33 +54,6 @@ def pages(browser, server, fake):
         context.close()
     assert pages.problems == []
     assert pages.hosts <= {f"127.0.0.1:{server.port}"}
-
-
-def wait_for(page, condition, timeout=8_000):
-    """Playwright's own ``wait_for_function`` evaluates strings in the page, which the page's policy forbids."""
-    held = page.evaluate(f"""async () => {{
-      const end = performance.now() + {timeout};
-      while (!({condition})) {{
-        if (performance.now() > end) return false;
-        await new Promise((done) => setTimeout(done, 10));
-      }}
-      return true;
-    }}""")
-    assert held, condition
-
-
-def wait_for_words(page, selector, words):
-    playwright.expect(page.locator(selector)).to_contain_text(words, timeout=8_000)
-
-
-def speak(page, text="Some words."):
-    page.fill("#text", text)
-    page.click("#speak")
-
-
-SOUND = "loudness() > 0.05"
-SILENCE = "loudness() < 0.001"
-IDLE = "document.querySelector('#speak').dataset.busy === 'false'"
 
 
 # Hearing
@@ -252,12 +168,24 @@ def test_page_without_a_worklet_plays_too(pages, fake):
     )
     speak(page)
     wait_for(page, SOUND)
-    assert page.inner_text("#figure-heard").endswith(" ms")
+    wait_for_words(page, "#figure-heard", " ms")
     wait_for(page, IDLE)
     page.click("#play")
     wait_for(page, SOUND)
     page.keyboard.press("Escape")
     wait_for(page, SILENCE)
+
+
+def test_long_text_is_spoken_in_parts_that_follow_each_other(pages, fake):
+    fake.chunks = 1
+    page = pages.open()
+    text = "".join(f"This is sentence number {n} of a very long text. " for n in range(400))
+    speak(page, text)
+    wait_for(page, IDLE)
+    assert "".join(m["text"] for s in fake.sessions for m in s if m["type"] == "input.text") == text
+    assert len(fake.sessions) == 3
+    assert all(len(session[1]["text"].encode()) <= 32 * 1024 for session in fake.sessions)
+    assert page.inner_text("#clock").endswith("0:01")  # 3 × 0.5 s
 
 
 # Settings, voices, files
@@ -759,18 +687,27 @@ def test_parts_in_javascript(pages):
         bands: [200, 1000, 4000, 11000].map(peakBand),
         finished: ["", "Hel", "Hello ", "Hello wor", "3.", "3. ", "3.5", "3.14 is", "你好", "你好wor", "Да, к"]
           .map(finishedLength),
-        pieces: [pieces("aaa bbb ccc", 5), pieces("aaaaaaaa", 3), pieces("😀😀😀", 3), pieces("")],
+        pieces: [pieces("aaa bbb ccc", 5), pieces("aaaaaaaa", 3), pieces("😀😀😀", 3), pieces(""),
+          pieces("One. Two words more", 12), pieces("你好。再见吧", 5), pieces("a b\\nc d e", 6)],
         overview: [overview.columns, overview.merged, overview.secondsPerColumn * overview.columns,
           overview.peaks[100], overview.peaks[overview.columns - 1]],
         bars: bars({ elapsed_ms: 300, times: times(60, 100, 30) }, { elapsed_ms: 150, times: times(30, 50, 15) }),
         ticks: [tick(1000, 5), tick(1234, 5), tick(90, 4)],
-        spans: [span(0), span(6), span(6.1), span(100)],
+        spans: [span(0), span(6), span(6.1), span(9), span(100), span(0, true), span(7.5, true)].map(Math.round),
       };
     }""")
     assert result["worst"] < 1e-9
     assert result["bands"] == sorted(set(result["bands"]))
     assert result["finished"] == [0, 0, 6, 6, 0, 3, 0, 5, 2, 2, 4]
-    assert result["pieces"] == [["aaa ", "bbb ", "ccc"], ["aaa", "aaa", "aa"], ["😀", "😀", "😀"], []]
+    assert result["pieces"] == [
+        ["aaa ", "bbb ", "ccc"],
+        ["aaa", "aaa", "aa"],
+        ["😀", "😀", "😀"],
+        [],
+        ["One. Two ", "words more"],
+        ["你好。", "再见吧"],
+        ["a b\n", "c d e"],
+    ]
     assert result["overview"] == [3000, 2, 60.0, 1000, 1000]
     assert result["bars"] == {
         "lm": {"start": 205, "ms": 30},
@@ -778,4 +715,4 @@ def test_parts_in_javascript(pages):
         "vocoder": {"start": 285, "ms": 15},
     }
     assert result["ticks"] == [200, 500, 50]
-    assert result["spans"] == [6, 6, 12, 192]
+    assert result["spans"] == [6, 6, 8, 12, 128, 6, 8]

@@ -1,4 +1,5 @@
-// Two ways to the sound device. Both: push(Float32Array), end(), goOn(), reset(), and `played` samples since reset.
+// Two ways to the sound device. Both: push(Float32Array), end(), goOn(), reset(), `played` samples since reset, and
+// `lenient`: gaps come from slow typing, so that there is nothing to learn from them.
 
 /** A jitter buffer on the audio thread (player_worklet.js). */
 export class WorkletOutput {
@@ -29,6 +30,10 @@ export class WorkletOutput {
 
   goOn() {
     this.node.port.postMessage({ type: "goOn" });
+  }
+
+  set lenient(lenient) {
+    this.node.port.postMessage({ type: "lenient", lenient });
   }
 
   reset() {

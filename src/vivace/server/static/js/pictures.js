@@ -24,10 +24,12 @@ export function fitted(canvas) {
   return { context, width, height };
 }
 
-/** Seconds that the width shows: 6, 12, 24 … so that the picture moves seldom. */
-export function span(seconds) {
+/** Seconds that the width shows. While audio comes, 6, 8, 12, 16, 24 … so that the picture moves seldom; all of it at
+ * the end. */
+export function span(seconds, complete) {
+  if (complete && seconds) return seconds;
   let shown = SHORTEST_SECONDS;
-  while (shown < seconds) shown *= 2;
+  for (let step = 0; shown < seconds; step++) shown *= step % 2 ? 3 / 2 : 4 / 3;
   return shown;
 }
 
@@ -55,8 +57,8 @@ export class Pictures {
     this.painted = 0;
   }
 
-  draw(overview, seconds, position) {
-    const shown = span(seconds);
+  /** @param shown seconds that the width stands for. */
+  draw(overview, shown, position) {
     this.drawWave(overview, shown, position);
     this.drawSpectrogram(overview, shown, position);
   }

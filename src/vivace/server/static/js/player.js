@@ -23,6 +23,7 @@ export class Player {
     this.rate = 24_000;
     this.context = null;
     this.output = null;
+    this.slowText = false;
     this.begin();
   }
 
@@ -59,8 +60,15 @@ export class Player {
     const output = await openOutput(context, on);
     if (context !== this.context || this.output) return; // another call was faster
     this.output = output;
+    this.lenient = this.slowText;
     this.restart(this.origin);
     this.feed();
+  }
+
+  /** Text comes as slowly as somebody types. */
+  set lenient(lenient) {
+    this.slowText = lenient;
+    if (this.output) this.output.lenient = lenient;
   }
 
   push(samples) {

@@ -1,5 +1,5 @@
 // Runs on the audio thread. After a gap it waits for more than before, so that a slow server gives few long pauses,
-// not many short ones.
+// not many short ones; the next audio starts with what was learned, and forgets it bit by bit.
 
 const FIRST_SECONDS = 0.04;
 const MOST_SECONDS = 2;
@@ -8,6 +8,7 @@ const REPORT_BLOCKS = 4;
 class Player extends AudioWorkletProcessor {
   constructor() {
     super();
+    this.wanted = FIRST_SECONDS * sampleRate;
     this.reset(0);
     this.port.onmessage = ({ data }) => this.receive(data);
   }
@@ -19,8 +20,8 @@ class Player extends AudioWorkletProcessor {
     this.buffered = 0;
     this.played = 0;
     this.blocks = 0;
-    this.wanted = FIRST_SECONDS * sampleRate;
     this.running = false;
+    this.gaps = 0;
     this.ended = false;
     this.heard = false;
     this.over = false;
@@ -30,6 +31,7 @@ class Player extends AudioWorkletProcessor {
     if (data.type === "reset") this.reset(data.generation);
     else if (data.type === "end") this.ended = true;
     else if (data.type === "goOn") this.ended = this.over = false;
+    else if (data.type === "lenient") this.lenient = data.lenient;
     else {
       this.queue.push(data.samples);
       this.buffered += data.samples.length;
@@ -46,6 +48,7 @@ class Player extends AudioWorkletProcessor {
     if (this.running) this.fill(outputs[0][0]);
     if (this.ended && this.buffered === 0) {
       this.over = true;
+      if (!this.gaps) this.wanted = Math.max(FIRST_SECONDS * sampleRate, this.wanted / 2);
       this.tell("drained");
     }
     return true;
@@ -53,7 +56,9 @@ class Player extends AudioWorkletProcessor {
 
   start() {
     this.running = this.buffered > 0 && (this.ended || this.buffered >= this.wanted);
-    if (this.running && this.played > 0) this.tell("gap"); // told now: silence after the last sample is none
+    if (!this.running || !this.played) return;
+    this.gaps += 1;
+    this.tell("gap"); // told now: silence after the last sample is none
   }
 
   fill(out) {
@@ -76,7 +81,8 @@ class Player extends AudioWorkletProcessor {
     }
     if (filled < out.length && !this.ended) {
       this.running = false;
-      this.wanted = Math.min(MOST_SECONDS * sampleRate, Math.max(2 * this.wanted, 0.2 * sampleRate));
+      const more = Math.min(MOST_SECONDS * sampleRate, Math.max(2 * this.wanted, 0.2 * sampleRate));
+      this.wanted = this.lenient ? FIRST_SECONDS * sampleRate : more;
     } else if (++this.blocks % REPORT_BLOCKS === 0) {
       this.tell("moved");
     }

@@ -1,7 +1,7 @@
 // From text to sound: whole texts, and words as they are typed.
 
 import { ApiError } from "./api.js";
-import { Utterance } from "./utterance.js";
+import { MOST_CHARACTERS, Utterance, pieces } from "./utterance.js";
 
 export class Speaking {
   /**
@@ -15,43 +15,56 @@ export class Speaking {
     this.on = on;
     this.utterance = null;
     this.last = null; // what the audio on the stage was made of
-    this.held = []; // typed while the sentence before was still being made
+    this.complete = false; // the utterance takes no more text
+    this.stopped = true;
+    this.held = []; // [text, whether it ends the utterance] that waits for the utterance before
   }
 
   get working() {
     return this.utterance !== null;
   }
 
-  async speak(text) {
+  speak(text) {
     this.stop();
     if (!text.trim()) return this.on.error(new ApiError("empty_input"));
-    this.open(false, false);
-    this.say(text);
-    this.utterance.done();
-    return this.on.change();
+    for (const piece of pieces(text)) this.held.push([piece, true]);
+    return this.go(false);
   }
 
   /** A finished piece of typed text; `last` ends the sentence. */
-  type(piece, last) {
-    if (this.utterance && this.complete) {
-      this.held.push([piece, last]);
-      return;
-    }
-    if (!this.utterance) {
-      if (!piece.trim()) return;
-      this.open(!this.stopped, true);
-    }
-    if (piece) this.say(piece);
-    if (last) {
-      this.complete = true;
-      this.utterance.done();
+  type(text, last) {
+    const all = pieces(text);
+    for (const piece of all.slice(0, -1)) this.held.push([piece, true]);
+    this.held.push([all.at(-1) ?? "", last]);
+    this.go(true);
+  }
+
+  /** Sends what is held, as far as the utterance that is being made takes it. */
+  go(lenient) {
+    while (this.held.length && !this.complete) {
+      const [piece, last] = this.held[0];
+      if (this.utterance && this.characters + piece.length > MOST_CHARACTERS) {
+        this.finish(); // the rest follows in an utterance of its own
+        break;
+      }
+      this.held.shift();
+      if (!this.utterance && !piece.trim()) continue;
+      if (!this.utterance) this.open(!this.stopped, lenient);
+      if (piece) this.say(piece);
+      if (last) this.finish();
     }
     this.on.change();
   }
 
   say(text) {
     this.last.text += text;
+    this.characters += text.length;
     this.utterance.text(text);
+  }
+
+  finish() {
+    this.complete = true;
+    this.utterance.done();
   }
 
   open(keep, lenient) {
@@ -59,8 +72,8 @@ export class Speaking {
     const config = this.settings();
     const { model: _, ...session } = config;
     this.last = { config, text: keep && this.last ? this.last.text : "" };
-    this.complete = false;
     this.stopped = false;
+    this.characters = 0;
     stage.begin(keep, lenient);
     stage.player.prepare().catch(() => this.on.error(new ApiError("no_sound")));
     const utterance = new Utterance(session, {
@@ -79,16 +92,18 @@ export class Speaking {
 
   end(finish, error) {
     this.utterance = null;
+    this.complete = false;
     finish();
-    const held = error ? [] : this.held;
-    this.held = [];
-    for (const [piece, last] of held) this.type(piece, last);
-    if (error) this.on.error(error);
-    this.on.change();
+    if (error) {
+      this.held = [];
+      this.on.error(error);
+    }
+    this.go(this.stage.lenient);
   }
 
   stop() {
     this.held = [];
+    this.complete = false;
     this.utterance?.cancel();
     this.utterance = null;
     this.stopped = true;

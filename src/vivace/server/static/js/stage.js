@@ -32,7 +32,7 @@ export class Stage {
   /** @param keep the new audio follows what is there.
    * @param lenient pauses are the typist's, not the engine's. */
   begin(keep, lenient) {
-    this.lenient = lenient;
+    this.lenient = this.player.lenient = lenient;
     $("stage").classList.remove("fresh");
     this.reset(keep);
     this.changed();
@@ -140,9 +140,13 @@ export class Stage {
 
   redraw() {
     const { player } = this;
-    this.pictures.draw(this.overview, player.seconds, player.position);
+    this.pictures.draw(this.overview, this.shown, player.position);
     this.timeline.draw();
     this.place();
+  }
+
+  get shown() {
+    return span(this.player.seconds, !this.receiving);
   }
 
   /** The slider lies on the waveform: its width is that of the audio. */
@@ -151,7 +155,7 @@ export class Stage {
     const slider = $("position");
     slider.max = seconds.toFixed(2);
     slider.value = position.toFixed(2);
-    slider.style.width = `${(100 * seconds) / span(seconds)}%`;
+    slider.style.width = `${(100 * seconds) / this.shown}%`;
     slider.ariaValueText = t("positionValue", { at: number(position, 1), all: number(seconds, 1) });
     $("clock").textContent = `${clock(position)} / ${clock(seconds)}`;
   }

@@ -2,21 +2,29 @@
 
 import { ApiError, asBytes, key, socketUrl } from "./api.js";
 
-const PIECE_CHARACTERS = 4000;
+export const MOST_CHARACTERS = 8_000; // of one utterance: the server takes 32 KiB of text that waits
 const PING_MS = 20_000;
+const JOINTS = [/\n(?!.*\n)/s, /[.!?…。！？]\s*(?!.*[.!?…。！？])/s, /\s(?!.*\s)/s];
 
-/** Cuts a long text at white space where there is some, never inside a character. */
-export function pieces(text, limit = PIECE_CHARACTERS) {
+/** Cuts a long text at the end of a line, a sentence, or a word; never inside a character. */
+export function pieces(text, limit = MOST_CHARACTERS) {
   const found = [];
   let rest = text;
   while (rest.length > limit) {
-    let cut = rest.slice(0, limit).search(/\s\S*$/) + 1;
-    if (cut <= 0) cut = /[\ud800-\udbff]/.test(rest[limit - 1]) ? limit - 1 : limit;
+    const cut = joint(rest.slice(0, limit));
     found.push(rest.slice(0, cut));
     rest = rest.slice(cut);
   }
   if (rest) found.push(rest);
   return found;
+}
+
+function joint(part) {
+  for (const pattern of JOINTS) {
+    const match = pattern.exec(part);
+    if (match && match.index + match[0].length > part.length / 2) return match.index + match[0].length;
+  }
+  return /[\ud800-\udbff]$/.test(part) ? part.length - 1 : part.length;
 }
 
 export class Utterance {
@@ -45,7 +53,7 @@ export class Utterance {
   }
 
   text(text) {
-    for (const piece of pieces(text)) this.write({ type: "input.text", text: piece });
+    this.write({ type: "input.text", text });
   }
 
   done() {

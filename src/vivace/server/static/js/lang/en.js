@@ -91,7 +91,7 @@ export default {
   chunkNote: "Chunk {n}: LM {lm}, flow {flow}, vocoder {vocoder} → {length} of audio",
   timelineEmpty: "Timeline of speech LM, flow and vocoder; no chunks yet",
   timelineLabel: "Timeline: {n} chunks in {wall}; speech LM {lm}, flow {flow}, vocoder {vocoder}",
-  gaps: "Pauses in playback: {n}. The audio is made more slowly than it is heard.",
+  gaps: "Pauses in playback: {n}. The next audio was not ready in time.",
 
   footer: "This page talks to its own server only.",
 

@@ -91,7 +91,7 @@ export default {
   chunkNote: "分块 {n}：LM {lm}，流匹配 {flow}，声码器 {vocoder} → {length} 语音",
   timelineEmpty: "语言模型、流匹配和声码器的时间线；尚无分块",
   timelineLabel: "时间线：{n} 个分块，共 {wall}；语言模型 {lm}，流匹配 {flow}，声码器 {vocoder}",
-  gaps: "播放中断 {n} 次：生成速度慢于播放速度。",
+  gaps: "播放中断 {n} 次：后面的语音未能及时生成。",
 
   footer: "本页面只与自己的服务器通信。",
 
