@@ -16,14 +16,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from vivace.bench.single import TEXT, run
+from vivace.random_checkpoint import write_random_checkpoint
+from vivace.text.tokenizer import TextTokenizer
+
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ("ttfb_ms_p50", "rtf", "tps", "audio_seconds", "peak_memory_bytes")
-KEPT = (*FIGURES, "ttfb_ms_p99", "precision", "model", "torch", "hardware", "text_tokens")
+KEPT = (*FIGURES, "ttfb_ms_p99", "precision", "model", "torch", "hardware", "start_s")
 
 
 def main() -> None:
@@ -32,20 +39,26 @@ def main() -> None:
     if options.side == "vivace":
         print(json.dumps(_vivace(options)))
         return
+    end = time.monotonic() + options.limit_seconds
     with _model_folder(options) as folder:
-        ours = run_side(_vivace_command(options, folder), dict(os.environ), options.limit_seconds)[-1]
-        command = reference_command(options, folder, ours["text_tokens"])
-        references = run_side(command, reference_environment(options.reference_python), options.limit_seconds)
+        half = (end - time.monotonic()) / 2
+        ours = run_side(_vivace_command(options, folder), dict(os.environ), half)
+        _show("vivace", ours)
+        command = reference_command(options, folder)
+        environment = reference_environment(options.reference_python)
+        references = run_side(command, environment, end - time.monotonic())
+        _show("reference", references)
+    if not ours or not references:
+        raise SystemExit("one side measured nothing: no ratios")
     for figures in references:
-        print("reference,", figures["precision"], *(f"{key} {figures[key]}" for key in FIGURES))
-    print("vivace,", ours["precision"], *(f"{key} {ours[key]}" for key in FIGURES))
-    for figures in references:
-        print(
-            "ratio to",
-            figures["precision"],
-            *(f"{key} {value}" for key, value in ratios(figures, ours).items()),
-        )
-    print(json.dumps(_document(options, references, ours)))
+        better = ratios(figures, ours[0])
+        print("ratio to", figures["precision"], *(f"{key} {value}" for key, value in better.items()))
+    print(json.dumps(_document(options, references, ours[0])))
+
+
+def _show(side: str, documents: list[dict[str, Any]]) -> None:
+    for figures in documents:
+        print(f"{side}, {figures['precision']}:", *(f"{key} {figures[key]}" for key in FIGURES), flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -65,7 +78,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of Vivace")
-    parser.add_argument("--limit-seconds", type=float, default=900.0, help="most time for one side")
+    parser.add_argument(
+        "--limit-seconds", type=float, default=1800.0, help="most time in all; Vivace gets half"
+    )
+    parser.add_argument("--reference-commit", help="named in the document; default: what git says")
     parser.add_argument("--side", choices=("vivace",), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -75,8 +91,6 @@ def _model_folder(options: argparse.Namespace) -> Iterator[Path]:
     if options.model is not None:
         yield options.model.resolve()
         return
-    from vivace.random_checkpoint import write_random_checkpoint
-
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         path = Path(folder) / "random"
         write_random_checkpoint(path, "full")
@@ -89,8 +103,9 @@ def _vivace_command(options: argparse.Namespace, folder: Path) -> list[str]:
     return [*command, "--tokens", str(options.tokens), "--runs", str(options.runs), "--dtype", options.dtype]
 
 
-def reference_command(options: argparse.Namespace, folder: Path, text_tokens: int) -> list[str]:
-    """How the other side is started."""
+def reference_command(options: argparse.Namespace, folder: Path) -> list[str]:
+    """How the other side is started; it reads as many text tokens as Vivace."""
+    text_tokens = len(TextTokenizer.from_folder(folder / "CosyVoice-BlankEN").encode(TEXT))
     matcha = options.matcha or options.repo / "third_party" / "Matcha-TTS"
     command = [options.reference_python or sys.executable, "-m", "benchmarks.reference_side"]
     command += [
@@ -112,18 +127,18 @@ def reference_environment(python: str | None) -> dict[str, str]:
 
 
 def run_side(command: list[str], environment: dict[str, str], limit_seconds: float) -> list[dict[str, Any]]:
-    """Documents that the process printed; those so far if it takes longer than it may."""
+    """The last document of each precision that the process printed, whether or not it came to its end."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
         try:
-            printed, _ = process.communicate(timeout=limit_seconds)
+            printed, _ = process.communicate(timeout=max(0.0, limit_seconds))
         except subprocess.TimeoutExpired:
             process.kill()
             printed, _ = process.communicate()
-            print(f"{command[2]} ended after {limit_seconds} s", file=sys.stderr)
-    documents = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    if not documents:
-        raise SystemExit(f"{command[2]} measured nothing; exit code {process.returncode}")
-    return documents
+            print(f"{command[2]}: ended after {limit_seconds:.0f} s", file=sys.stderr)
+    if process.returncode != 0:
+        print(f"{command[2]}: exit code {process.returncode}", file=sys.stderr)
+    documents = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
+    return list({document["precision"]: document for document in documents}.values())
 
 
 def ratios(reference: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
@@ -155,8 +170,7 @@ def _document(
         "precision": options.dtype,
         "runs": options.runs,
         "speech_tokens": options.tokens,
-        "text_tokens": ours["text_tokens"],
-        "reference_commit": _commit(options.repo),
+        "reference_commit": options.reference_commit or _commit(options.repo),
         "ratios": ratios(references[0], ours),
         "reference": references[0],
         "vivace": {key: ours[key] for key in KEPT if key in ours},
@@ -167,29 +181,23 @@ def _document(
 
 
 def _commit(repo: Path) -> str:
-    git = ["git", "-C", str(repo), "rev-parse", "--short", "HEAD"]
+    git = ["git", "-C", str(repo), "rev-parse", "--show-toplevel", "--short", "HEAD"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        top, commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\n")[:2]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return commit if Path(top) == repo.resolve() else "unknown"  # a copy inside another checkout
 
 
 def _vivace(options: argparse.Namespace) -> dict[str, Any]:
-    import torch
-
-    from vivace.bench.single import TEXT, run
-    from vivace.text.tokenizer import TextTokenizer
-
-    document = run(
+    return run(
         str(options.model),
         seconds=options.tokens / 25,
-        requests=max(1, options.runs),
+        requests=options.runs,
         runs=options.runs,
         device=options.device,
         dtype=getattr(torch, options.dtype),
     )
-    tokenizer = TextTokenizer.from_folder(options.model / "CosyVoice-BlankEN")
-    return document | {"text_tokens": len(tokenizer.encode(TEXT))}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs a checkout of the reference implementation for ``compare_reference``, in an environment of its own.
 
 Its streaming driver, language model, flow and vocoder run as they are, with a folder of weights in the official
-layout. Prints one JSON document per precision, as soon as it is measured. Imports nothing of Vivace.
+layout. Prints a JSON document after every run, the medians so far. Imports nothing of Vivace.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -34,7 +35,7 @@ OFTEN_MISSING = frozenset({"inflect", "librosa", "matplotlib", "onnxruntime", "t
 
 
 def main() -> None:
-    """Prints what ``measure`` finds, for float32 and, if asked, for its own autocast."""
+    """Prints what ``measure`` finds, for each precision."""
     threading.excepthook = end_process
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
@@ -49,7 +50,8 @@ def main() -> None:
     options = parser.parse_args()
     reference = Reference(options)
     for precision in options.precision:
-        print(json.dumps(reference.measure(precision, options.runs)), flush=True)
+        for document in reference.measure(precision, options.runs):
+            print(json.dumps(document), flush=True)
 
 
 def end_process(failure: Any) -> None:
@@ -82,25 +84,28 @@ class Reference:
         flow = ("flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding")
         self.flow_inputs = {name: voice[name] for name in flow}
 
-    def measure(self, precision: str, runs: int) -> dict[str, Any]:
-        """Medians over ``runs`` utterances after one that warms up."""
+    def measure(self, precision: str, runs: int) -> Iterator[dict[str, Any]]:
+        """Medians after each of ``runs`` runs; one utterance ahead of them warms up."""
         import torch
 
         self.model.fp16 = precision == "float16"
         self.speak()
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        spoken = [self.speak() for _ in range(runs)]
-        speeds = [self.tokens_per_second() for _ in range(runs)]
-        return {
-            "ttfb_ms_p50": round(median(first for first, _, _ in spoken) * 1e3, 2),
-            "rtf": round(median(wall / audio for _, wall, audio in spoken), 5),
-            "tps": round(median(speeds), 1),
-            "audio_seconds": round(spoken[0][2], 2),
-            "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.on_gpu else None,
-            "precision": "float32" if precision == "float32" else "float16 autocast",
-            "torch": torch.__version__,
-        }
+        spoken, speeds = [], []
+        for run in range(1, runs + 1):
+            spoken.append(self.speak())
+            speeds.append(self.tokens_per_second())
+            yield {
+                "ttfb_ms_p50": round(median(first for first, _, _ in spoken) * 1e3, 2),
+                "rtf": round(median(wall / audio for _, wall, audio in spoken), 5),
+                "tps": round(median(speeds), 1),
+                "audio_seconds": round(median(audio for _, _, audio in spoken), 2),
+                "peak_memory_bytes": torch.cuda.max_memory_allocated() if self.on_gpu else None,
+                "precision": "float32" if precision == "float32" else "float16 autocast",
+                "runs": run,
+                "torch": torch.__version__,
+            }
 
     def speak(self) -> tuple[float, float, float]:
         """One streamed utterance: seconds to the first audio, to the end, and of audio."""

@@ -76,12 +76,23 @@ def test_dead_thread_of_the_reference_ends_the_process_with_its_message():
     assert "KeyError: 'gone'" in done.stderr
 
 
-def test_side_that_takes_too_long_counts_with_what_it_measured_so_far(capfd):
-    script = "import threading; print('a log'); print('{\"rtf\": 1}', flush=True); threading.Event().wait(30)"
-    assert compare_reference.run_side([sys.executable, "-c", script], dict(os.environ), 1.0) == [{"rtf": 1}]
-    assert "ended after 1.0 s" in capfd.readouterr().err
-    with pytest.raises(SystemExit, match="measured nothing; exit code 3"):
-        compare_reference.run_side([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 20.0)
+def test_side_counts_with_what_it_measured_last_even_if_it_does_not_end(capfd):
+    script = "; ".join(
+        [
+            "import threading",
+            "print('a log')",
+            """print('{"precision": "float32", "runs": 1}')""",
+            """print('{"precision": "float32", "runs": 2}')""",
+            """print('{"precision": "float16", "runs": 1}', flush=True)""",
+            "threading.Event().wait(30)",
+        ]
+    )
+    measured = compare_reference.run_side([sys.executable, "-c", script], dict(os.environ), 1.0)
+    assert measured == [{"precision": "float32", "runs": 2}, {"precision": "float16", "runs": 1}]
+    assert "ended after 1 s" in capfd.readouterr().err
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert compare_reference.run_side(failing, dict(os.environ), 20.0) == []
+    assert "exit code 3" in capfd.readouterr().err
 
 
 def test_ratios_need_utterances_of_equal_length():
