@@ -50,6 +50,7 @@ class Fake:
         self.speech_error: dict[str, str] | None = None
         self.upload_error: tuple[int, str] | None = None
         self.cut_after: int | None = None
+        self.cut_error: dict[str, str] | None = None
         self.voices = [
             {"id": name, "name": name, "kind": "built-in"} for name in ("daniel", "emma", "heart", "puck")
         ]
@@ -174,7 +175,7 @@ async def _speak(fake: Fake, socket: WebSocket, heard: list[dict]) -> None:
             }
         )
         if fake.cut_after == n:
-            await socket.close(1011)
+            await (socket.send_json(fake.cut_error) if fake.cut_error else socket.close(1011))
             return
         index += 1
         await asyncio.sleep(fake.gap_s)

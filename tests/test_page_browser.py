@@ -445,6 +445,19 @@ def test_engine_restarts(pages, fake):
     pages.problems[:] = [words for words in pages.problems if "503" not in words]
 
 
+def test_engine_restarts_in_the_midst_of_speech(pages, fake):
+    fake.chunks, fake.cut_after, fake.ready = 4, 2, False
+    fake.cut_error = {"type": "error", "code": "engine_restarting", "message": "Again, please."}
+    page = pages.open(wait=False)
+    speak(page)
+    wait_for_words(page, "#alert-text", "The engine restarts. Your text is kept. The audio ended early")
+    fake.ready = True
+    wait_for_words(page, "#state", "The engine is back.")
+    wait_for_words(page, "#alert", "The audio ended early; what you hear is not complete.")
+    assert "restarts" not in page.inner_text("#alert")
+    pages.problems[:] = [words for words in pages.problems if "503" not in words]
+
+
 def test_key_is_asked_for_and_stays_in_the_tab(pages, fake):
     fake.key = "geheim-ключ"
     page = pages.open(wait=False)

@@ -5,10 +5,12 @@ import { tab } from "./store.js";
 const BASE = new URL(".", document.baseURI);
 
 export class ApiError extends Error {
-  constructor(code, { message = "", status = 0 } = {}) {
+  /** @param incomplete audio had begun, and ended too early. */
+  constructor(code, { message = "", status = 0, incomplete = false } = {}) {
     super(message);
     this.code = code;
     this.status = status;
+    this.incomplete = incomplete;
   }
 }
 

@@ -12,14 +12,15 @@ export function errorWords(error) {
 function words() {
   $("alert").hidden = shown === null;
   if (shown === null) return;
-  const text = errorWords(shown);
+  const text = errorWords(shown) + (shown.incomplete ? ` ${t("error.cut")}` : "");
   if ($("alert-text").textContent !== text) $("alert-text").textContent = text;
   $("alert-advice").textContent = shown.message ? t("advice", { message: shown.message }) : "";
 }
 
 export function showError(error) {
   if (!error.code) console.error(error); // a fault of the page itself
-  shown = { code: error.code ?? "other", message: error.code ? error.message : String(error) };
+  const message = error.code ? error.message : String(error);
+  shown = { code: error.code ?? "other", message, incomplete: Boolean(error.incomplete) };
   words();
 }
 
@@ -30,7 +31,9 @@ export function clearError() {
 
 /** Clears what is no longer true once the server is back. */
 export function clearServerError() {
-  if (["connection_lost", "draining", "engine_restarting"].includes(shown?.code)) clearError();
+  if (!["connection_lost", "draining", "engine_restarting"].includes(shown?.code)) return;
+  shown = shown.incomplete ? { code: "cut" } : null;
+  words();
 }
 
 export function startErrors() {

@@ -26,8 +26,15 @@ export function t(key, values = {}, code = current) {
 export const has = (key) => key in en;
 export const language = () => current;
 
+const formats = new Map();
+
 export function number(value, digits = 0) {
-  return new Intl.NumberFormat(current, { minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
+  const name = `${current} ${digits}`;
+  if (!formats.has(name)) {
+    const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    formats.set(name, new Intl.NumberFormat(current, options));
+  }
+  return formats.get(name).format(value);
 }
 
 /** Milliseconds up to a second, then seconds. */

@@ -70,6 +70,7 @@ export class Pictures {
     const now = (position / shown) * width;
     context.lineWidth = 2;
     context.lineCap = "round";
+    const [played, coming] = [new Path2D(), new Path2D()];
     for (let x = 2, bar = 0; x < width; x += step, bar++) {
       const from = Math.floor(bar * columnsPerBar);
       const to = Math.min(overview.columns, Math.max(from + 1, Math.floor((bar + 1) * columnsPerBar)));
@@ -77,12 +78,14 @@ export class Pictures {
       let peak = 0;
       for (let i = from; i < to; i++) peak = Math.max(peak, overview.peaks[i]);
       const half = Math.max(0.5, 0.5 * (height - 4) * (peak / 32768) ** 0.7);
-      context.strokeStyle = x <= now ? this.played : this.bar;
-      context.beginPath();
-      context.moveTo(x, height / 2 - half);
-      context.lineTo(x, height / 2 + half);
-      context.stroke();
+      const path = x <= now ? played : coming;
+      path.moveTo(x, height / 2 - half);
+      path.lineTo(x, height / 2 + half);
     }
+    context.strokeStyle = this.bar;
+    context.stroke(coming);
+    context.strokeStyle = this.played;
+    context.stroke(played);
     this.drawCursor(context, now, height);
   }
 

@@ -7,6 +7,7 @@ import { Player } from "./player.js";
 import { Timeline } from "./timeline.js";
 
 const WORK_MS = 8;
+const FRAME_MS = 30; // often enough for the eye; the engine may need the same processor
 const FIGURES = ["ttfb", "heard", "rtf", "tps", "audio"];
 const $ = (id) => document.getElementById(id);
 
@@ -23,6 +24,7 @@ export class Stage {
     this.timeline = new Timeline($("timeline"), $("chunk-note"), $("chunk-rows"));
     this.reset(false);
     this.receiving = false;
+    this.drawn = 0; // when, on the clock of frames
     $("play").addEventListener("click", () => this.toggle());
     $("position").addEventListener("input", () => this.seek());
     new ResizeObserver(() => this.redraw()).observe($("stage"));
@@ -118,7 +120,7 @@ export class Stage {
 
   seek() {
     this.player.seek(Number($("position").value));
-    this.redraw();
+    this.draw();
   }
 
   changed() {
@@ -130,19 +132,28 @@ export class Stage {
   // What is seen
 
   schedule() {
-    this.frame ??= requestAnimationFrame(() => {
+    this.frame ??= requestAnimationFrame((now) => {
       this.frame = null;
-      this.overview.work(WORK_MS);
-      this.redraw();
-      if (this.overview.queue.length || (this.player.playing && !this.player.paused)) this.schedule();
+      const isDue = now - this.drawn >= FRAME_MS;
+      if (isDue) {
+        this.drawn = now;
+        this.overview.work(WORK_MS);
+        this.draw();
+      }
+      const goesOn = this.overview.queue.length || (this.player.playing && !this.player.paused);
+      if (goesOn || !isDue) this.schedule();
     });
   }
 
-  redraw() {
-    const { player } = this;
-    this.pictures.draw(this.overview, this.shown, player.position);
-    this.timeline.draw();
+  draw() {
+    this.pictures.draw(this.overview, this.shown, this.player.position);
     this.place();
+  }
+
+  /** Everything, after a change of size or colours. */
+  redraw() {
+    this.draw();
+    this.timeline.draw();
   }
 
   get shown() {
@@ -156,8 +167,10 @@ export class Stage {
     slider.max = seconds.toFixed(2);
     slider.value = position.toFixed(2);
     slider.style.width = `${(100 * seconds) / this.shown}%`;
-    slider.ariaValueText = t("positionValue", { at: number(position, 1), all: number(seconds, 1) });
-    $("clock").textContent = `${clock(position)} / ${clock(seconds)}`;
+    const words = t("positionValue", { at: number(position, 1), all: number(seconds, 1) });
+    if (slider.ariaValueText !== words) slider.ariaValueText = words;
+    const time = `${clock(position)} / ${clock(seconds)}`;
+    if ($("clock").textContent !== time) $("clock").textContent = time;
   }
 
   buttons() {

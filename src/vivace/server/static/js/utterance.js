@@ -105,7 +105,7 @@ export class Utterance {
         this.on.done(event);
         break;
       case "error":
-        this.fail(new ApiError(event.code ?? "other", { message: event.message }));
+        this.fail(new ApiError(event.code ?? "other", { message: event.message, incomplete: this.started }));
         break;
       default: // pong, audio.cancelled, and what later versions add
     }
