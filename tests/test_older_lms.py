@@ -122,7 +122,7 @@ def test_text_encoder_of_cosyvoice1(conformer):
 @torch.inference_mode()
 def test_logits_of_cosyvoice1(conformer):
     given = vectors(1)
-    speaking = conformer.for_speaker(given["speaker_embedding"][0])
+    speaking = conformer.for_speaker(given["speaker_embedding"][0].numpy())
     embeds = prefill(speaking, given)
     torch.testing.assert_close(embeds, given["lm.input"], atol=1e-5, rtol=1e-5)
     scores = decode(speaking, embeds, given["lm.forced_tokens"])
@@ -134,7 +134,7 @@ def test_logits_of_cosyvoice1(conformer):
 def test_without_a_speaker_the_start_row_stands_alone(conformer):
     given = vectors(1)
     plain = prefill(conformer.for_speaker(None), given)
-    spoken = prefill(conformer.for_speaker(given["speaker_embedding"][0]), given)
+    spoken = prefill(conformer.for_speaker(given["speaker_embedding"][0].numpy()), given)
     assert torch.equal(plain, torch.cat((spoken[:, :1], spoken[:, 2:]), dim=1))
 
 

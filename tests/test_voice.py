@@ -106,7 +106,7 @@ def test_voice_is_a_value_that_nobody_can_change():
         {"speech_tokens": np.zeros((1, 10), np.int32)},
         {"speech_tokens": np.full(10, -1, np.int32)},
         {"speech_tokens": np.zeros(0, np.int32)},
-        {"mel": np.zeros((19, 80), np.float32)},
+        {"mel": np.zeros((9, 80), np.float32)},
         {"mel": np.zeros((0, 80), np.float32)},
         {"mel": np.full((20, 80), np.nan, np.float32)},
         {"mel": np.zeros((20, 80), np.float64)},

@@ -6,6 +6,7 @@ knows a size. Units are in the names.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -181,6 +182,11 @@ class FlowConfig:
         """Attention layers of the velocity estimator."""
         return self.dit.depth
 
+    @property
+    def kept_values(self) -> int:
+        """Keys and values that a stream keeps of a frame: both guidance branches, per layer and Euler step."""
+        return 4 * self.num_steps * self.dit.depth * self.dit.heads * self.dit.dim_head
+
     def num_frames(self, num_tokens: int) -> int:
         """Mel frames of so many tokens."""
         return num_tokens * self.token_mel_ratio
@@ -238,6 +244,11 @@ class UNetFlowConfig:
         return self.unet.num_levels * self.unet.num_blocks
 
     @property
+    def kept_values(self) -> int:
+        """Keys and values that a stream keeps of a frame: both guidance branches, per layer and Euler step."""
+        return 4 * self.num_steps * self.depth * self.unet.heads * self.unet.dim_head
+
+    @property
     def lookahead_channels(self) -> int:
         return self.encoder.output_size
 
@@ -279,6 +290,11 @@ class RegulatedFlowConfig:
     def depth(self) -> int:
         """Attention layers of the velocity estimator."""
         return self.unet.num_levels * self.unet.num_blocks
+
+    @property
+    def kept_values(self) -> int:
+        """A stream keeps no keys and values."""
+        return 0
 
     def num_frames(self, num_tokens: int) -> int:
         """Mel frames of so many tokens, rounded down as in the reference (22,050 Hz, 256 samples a frame)."""
@@ -435,7 +451,10 @@ class ServerConfig:
     @property
     def is_local(self) -> bool:
         """Only programs on this machine can connect."""
-        return self.host == "localhost" or self.host.startswith("127.") or self.host in ("::1", "[::1]")
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
 
 
 def api_keys() -> tuple[str, ...]:

@@ -118,9 +118,13 @@ class Report:
         return lines
 
 
-def examine(folder: str | Path | None = None) -> Report:
-    """Looks at the machine and, if one is given, at a model folder. Never raises on a broken one."""
-    return Report(examine_machine(), None if folder is None else examine_folder(Path(folder)))
+def examine(folder: str | Path | None = None, tokenizer: Path | None = None) -> Report:
+    """Looks at the machine and, if one is given, at a model folder. Never raises on a broken one.
+
+    Args:
+        tokenizer: where the text tokenizer lies if not in the folder.
+    """
+    return Report(examine_machine(), None if folder is None else examine_folder(Path(folder), tokenizer))
 
 
 def examine_machine() -> MachineReport:
@@ -198,10 +202,10 @@ def _look_at_soundfile(report: MachineReport) -> None:
     report.audio_formats = sorted(soundfile.available_formats())
 
 
-def examine_folder(folder: Path) -> FolderReport:
+def examine_folder(folder: Path, tokenizer: Path | None = None) -> FolderReport:
     """What a model folder offers: headers and configuration are read, weights only as far as they name themselves."""
     from vivace.checkpoint import STAGES, load_config, num_parameters
-    from vivace.checkpoint.files import is_native
+    from vivace.checkpoint.files import GENERATIONS, is_native
 
     report = FolderReport(folder=str(folder))
     config = _attempt(report, lambda: load_config(folder))
@@ -209,10 +213,10 @@ def examine_folder(folder: Path) -> FolderReport:
         report.features = dict.fromkeys(("speak", "instruct", "clone", "convert_voice"), False)
         return report
     report.format = "vivace" if is_native(folder) else "official"
-    report.model = f"CosyVoice {config.generation}, {config.lm.num_layers} + {config.flow.dit.depth} layers"
+    report.model = f"{GENERATIONS[config.generation]}, {config.lm.num_layers} + {config.flow.depth} layers"
     report.parameters = {stage: num_parameters(config, stage) for stage in STAGES}
     weights_ok = _look_at_weights(report, folder)
-    parts = _look_at_parts(report, folder, config)
+    parts = _look_at_parts(report, folder, config, tokenizer)
     encoders = "speaker_encoder" in parts and "speech_tokenizer" in parts
     has_text = weights_ok and "tokenizer" in parts and "voices" not in parts.broken
     speak = has_text and ("voices" in parts or encoders)
@@ -236,11 +240,11 @@ class _Parts(set[str]):
         self.broken: set[str] = set()
 
 
-def _look_at_parts(report: FolderReport, folder: Path, config: ModelConfig) -> _Parts:
+def _look_at_parts(report: FolderReport, folder: Path, config: ModelConfig, tokenizer: Path | None) -> _Parts:
     """Opens tokenizer, encoders and voices. Only what stands in the way of any speech is a problem of the folder."""
     from vivace.checkpoint.files import find_paths
 
-    paths, missing = find_paths(folder)
+    paths, missing = find_paths(folder, config, tokenizer)
     own_voices = sorted((folder / "voices").glob("*.safetensors"))
     voices = paths.voices or (folder / "voices" if own_voices else None)
     parts = _Parts()
@@ -291,10 +295,10 @@ def _error(action: Callable[[], object]) -> ModelFolderError | None:
 
 def _open_text_files(tokenizer: Path | None, folder: Path, config: ModelConfig) -> None:
     from vivace.text.pronounce import Pronouncer
-    from vivace.text.tokenizer import TextTokenizer
+    from vivace.text.styles import open_tokenizer
 
     if tokenizer is not None:
-        TextTokenizer.from_folder(tokenizer)
+        open_tokenizer(tokenizer, config)
     if config.pronunciation is not None:
         Pronouncer.from_folder(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+
+from vivace.checkpoint import weight_shapes
+from vivace.config import FlowConfig, SpeechLMConfig
 
 if TYPE_CHECKING:
     from vivace.config import ModelConfig
@@ -58,7 +62,10 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     """Counts the model's own sizes."""
-    lm, dit, flow = config.lm, config.flow.dit, config.flow
+    lm, flow = config.lm, config.flow
+    if not isinstance(lm, SpeechLMConfig) or not isinstance(flow, FlowConfig):
+        return _older_stage_work(config, dtype)
+    dit = flow.dit
     width = lm.num_heads * lm.head_dim
     shared = lm.num_kv_heads * lm.head_dim
     layer = lm.hidden_size * (2 * width + 2 * shared + 3 * lm.intermediate_size)
@@ -70,6 +77,27 @@ def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     frames = config.token_rate_hz * flow.token_mel_ratio
     attention = 4 * dit.depth * inner * CONTEXT_FRAMES
     size = torch.finfo(dtype).bits // 8
+    return StageWork(
+        tokens=config.token_rate_hz,
+        lm_weight_bytes=lm_weights * size,
+        flow_weight_bytes=passes * size,
+        flow_steps=flow.num_steps,
+        flow_flops=2.0 * frames * flow.num_steps * (2 * passes + attention),
+        vocoder_flops=frames * _vocoder_flops_per_frame(config),
+    )
+
+
+def _older_stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
+    """CosyVoice 2 and 300M: every weight but the embeddings counts once a token or frame."""
+    flow, size = config.flow, torch.finfo(dtype).bits // 8
+    shapes = weight_shapes(config, "lm")
+    embeddings = ("embed_tokens.weight", "text_embedding.weight", "speech_embedding.weight")
+    lm_weights = sum(math.prod(shape) for name, shape in shapes.items() if name not in embeddings)
+    passes = sum(
+        math.prod(shape) for name, shape in weight_shapes(config, "flow").items() if name.startswith("unet.")
+    )
+    frames = flow.num_frames(config.token_rate_hz)
+    attention = flow.kept_values // flow.num_steps * CONTEXT_FRAMES
     return StageWork(
         tokens=config.token_rate_hz,
         lm_weight_bytes=lm_weights * size,

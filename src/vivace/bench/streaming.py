@@ -105,7 +105,7 @@ def run(
 
 def _longest_seconds(config: ModelConfig, voice: Voice) -> int:
     frames = config.flow.noise_frames - len(voice.mel)
-    return frames // config.flow.token_mel_ratio // config.token_rate_hz - 2
+    return config.flow.num_tokens(frames) // config.token_rate_hz - 2
 
 
 @torch.inference_mode()
@@ -119,7 +119,7 @@ def _costs(
     clock: Callable[[], float],
 ) -> list[SecondCost]:
     """One utterance. The part up to the first chunk border is not counted: it is shorter than a second."""
-    plan = ChunkPlan(config.token_rate_hz, config.flow.lookahead_tokens, config.flow.token_mel_ratio)
+    plan = ChunkPlan(config.token_rate_hz, config.flow.lookahead_tokens, config.flow.num_frames(1))
     stream = flow.open(voice)
     first = plan.first_audio_tokens(len(voice.speech_tokens))
     vocoder.step(flow.step(stream, tokens[:first], is_last=False), is_last=False)

@@ -110,7 +110,8 @@ def _check_lm(lm: SpeechLMConfig, require: _Require) -> None:
     require(2 <= lm.head_dim <= 1_024 and lm.head_dim % 2 == 0, "the head size must be even, 2 to 1024")
     require(1 <= lm.text_vocab_size <= 1_000_000, "vocab_size must be 1 to 1000000")
     require(1 <= lm.speech_token_size <= 1_000_000, "speech_token_size must be 1 to 1000000")
-    require(4 <= lm.num_special_rows <= 1_000, "there must be 4 to 1000 special rows")
+    least = 3 if lm.start_rows_apart else 4
+    require(least <= lm.num_special_rows <= 1_000, f"there must be {least} to 1000 special rows")
     require(0 < lm.rms_norm_eps < 0.1, "rms_norm_eps must be small and positive")
     require(1 < lm.rope_theta <= 1e12, "rope_theta must be above 1")
     require(min(lm.mix_ratio) >= 1 and max(lm.mix_ratio) <= 1_000, "mix_ratio must be two numbers, 1 to 1000")

@@ -83,6 +83,7 @@ class Engine:
         lm_variant: LMVariant = "base",
         voices_folder: Path | None = None,
         limits: Limits | None = None,
+        tokenizer: Path | None = None,
         warm_up: bool = True,
     ) -> Engine:
         """Loads a model folder (official layout or our own format) and its voices.
@@ -92,6 +93,8 @@ class Engine:
             dtype: of speech LM and flow; the vocoder always runs in float32.
             lm_variant: "rl" takes ``llm.rl.pt`` of an official folder in place of ``llm.pt``.
             voices_folder: where stored voices live; None takes the user's folder.
+            tokenizer: where to take the text tokenizer from instead of the model folder: a folder with Qwen2's
+                files, or the rank file that CosyVoice-300M needs and does not bring.
             warm_up: run a few tokens through every stage, so that the first request is as fast as the second.
 
         Raises:
@@ -104,6 +107,7 @@ class Engine:
             lm_variant=lm_variant,
             voices_folder=voices_folder,
             limits=limits,
+            tokenizer=tokenizer,
         )
         engine = cls(assets)
         if warm_up:

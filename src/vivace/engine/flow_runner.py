@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,7 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 
 if TYPE_CHECKING:
-    from vivace.models.flow import FlowModel
-    from vivace.models.flow_stream import FlowStream
+    from vivace.models.kinds import AnyFlow, AnyFlowStream
     from vivace.voice import Voice
 
 ROOM_FRAMES = 500
@@ -31,12 +31,14 @@ class FlowRunner:
         kept_bytes: memory for prompt states that stay; the least recently used one goes first, the newest stays.
     """
 
-    def __init__(self, flow: FlowModel, *, kept_bytes: int = 2 * 1024**3) -> None:
+    def __init__(self, flow: AnyFlow, *, kept_bytes: int = 2 * 1024**3) -> None:
         self._flow = flow
+        # Streams are the flow's own kind; each flow takes only those that it opened.
+        self._step: Callable[[Any, Sequence[int], bool], Tensor] = flow.step
         self._kept_bytes = kept_bytes
-        self._prompts: OrderedDict[Voice, FlowStream] = OrderedDict()
+        self._prompts: OrderedDict[Voice, AnyFlowStream] = OrderedDict()
 
-    def open(self, voice: Voice) -> FlowStream:
+    def open(self, voice: Voice) -> AnyFlowStream:
         """A stream behind the voice's prompt; the prompt's finished chunks are computed at first use only."""
         prompt = self._prompts.get(voice)
         if prompt is None:
@@ -51,12 +53,11 @@ class FlowRunner:
 
     @property
     def _room_frames(self) -> int:
-        weight, config = self._flow.input_embedding.weight, self._flow.config
+        weight = self._flow.input_embedding.weight
         if weight.device.type != "cpu":
             return ROOM_FRAMES
-        # Keys and values of both guidance branches, per layer and Euler step.
-        values = 4 * config.num_steps * config.dit.depth * config.dit.heads * config.dit.dim_head
-        return max(ROOM_FRAMES, min(CPU_ROOM_FRAMES, CPU_ROOM_BYTES // (values * weight.element_size())))
+        frame_bytes = max(1, self._flow.config.kept_values) * weight.element_size()
+        return max(ROOM_FRAMES, min(CPU_ROOM_FRAMES, CPU_ROOM_BYTES // frame_bytes))
 
     def no_frames(self) -> Tensor:
         """An empty mel on the flow's device, ``[80, 0]``."""
@@ -64,23 +65,23 @@ class FlowRunner:
             self._flow.config.output_size, 0, dtype=torch.float32
         )
 
-    def _run_prompt(self, voice: Voice) -> FlowStream:
+    def _run_prompt(self, voice: Voice) -> AnyFlowStream:
         device = self._flow.input_embedding.weight.device
         prompt = self._flow.new_stream(
             torch.tensor(voice.embedding, device=device),
             torch.tensor(voice.mel, device=device),
             capacity_frames=len(voice.mel),
         )
-        self._flow.step(prompt, voice.speech_tokens.tolist(), is_last=False)
+        self._step(prompt, voice.speech_tokens.tolist(), False)
         return prompt
 
-    def step(self, stream: FlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
+    def step(self, stream: AnyFlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
         """Frames that the new tokens complete, ``[80, n]``.
 
         Raises:
             SynthesisError: the mel of this request holds non-finite values.
         """
-        return _finite(self._flow.step(stream, tokens, is_last))
+        return _finite(self._step(stream, tokens, is_last))
 
     def generate(self, voice: Voice, tokens: list[int]) -> Tensor:
         """A whole segment with full attention (offline mode), ``[80, frames]``."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from vivace.config import Limits, ModelConfig, SpeechLMConfig
+from vivace.config import Limits, LMConfig, ModelConfig
 from vivace.errors import InvalidTextError, ModelFolderError
 from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
@@ -17,7 +17,7 @@ from vivace.text.protected import PROTECTED
 from vivace.text.special_tokens import TAG_PATTERN
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
-from vivace.text.tokenizer import TextTokenizer
+from vivace.text.styles import STYLES, open_tokenizer
 
 if TYPE_CHECKING:
     from vivace.text.pronounce import Pronouncer
@@ -40,30 +40,33 @@ class PromptTokens:
     Attributes:
         instruction: text tokens up to and including ``<|endofprompt|>``.
         prompt_text, prompt_speech: the voice's prompt; both empty where the LM must not see it.
+        reads_speaker: the LM sees the voice's speaker embedding, if it reads one at all.
     """
 
     instruction: list[int]
     prompt_text: list[int]
     prompt_speech: list[int]
+    reads_speaker: bool = True
 
 
 class Frontend:
     """Text to token ids.
 
     Args:
-        tokenizer_folder: the model's ``CosyVoice-BlankEN``.
+        tokenizer_path: the model's ``CosyVoice-BlankEN``, or its rank file.
         folder: the model folder, which holds the pronouncing lexicon where the model uses one.
     """
 
-    def __init__(self, tokenizer_folder: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
-        self.lm_config: SpeechLMConfig = config.lm
+    def __init__(self, tokenizer_path: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
+        self.lm_config: LMConfig = config.lm
         self.segment_tokens = limits.segment_text_tokens or config.segment_text_tokens
         self._limits = limits
-        self._tokenizer = TextTokenizer.from_folder(tokenizer_folder)
+        self._style = STYLES[config.generation]
+        self._tokenizer = open_tokenizer(tokenizer_path, config)
         if self._tokenizer.vocab_size > config.lm.text_vocab_size:
             # A row that is not there must not be looked up: on a GPU that ends the whole process's context.
             raise ModelFolderError(
-                f"{tokenizer_folder}: has {self._tokenizer.vocab_size} tokens, the speech LM knows "
+                f"{tokenizer_path}: has {self._tokenizer.vocab_size} tokens, the speech LM knows "
                 f"{config.lm.text_vocab_size}; take the tokenizer files of the same model folder"
             )
         self._pronouncer: Pronouncer | None = None
@@ -99,7 +102,9 @@ class Frontend:
         """For text that arrives in pieces."""
         return ClauseStream(language, limits=self._limits)
 
-    def prompt(self, voice: Voice, instruction: str | None, *, cross_lingual: bool) -> PromptTokens:
+    def prompt(
+        self, voice: Voice, instruction: str | None, *, cross_lingual: bool, language: str | None = None
+    ) -> PromptTokens:
         """The part before the text; see ``text.prompts`` for the three modes. The flow keeps the voice in each."""
         reads_prompt = not cross_lingual and len(voice.speech_tokens) > 0
         transcript = prepare_transcript(voice.prompt_text, limits=self._limits) if reads_prompt else ""
@@ -107,9 +112,26 @@ class Frontend:
             self._tokenizer,
             transcript=self._pronounce(transcript),
             instruction=prepare_instruction(instruction or "", limits=self._limits),
+            system=self._style.system,
+            always_marked=self._style.always_marked,
         )
         speech = voice.speech_tokens.tolist() if prompt.uses_prompt_speech else []
-        return PromptTokens(list(prompt.prefix_tokens), list(prompt.transcript_tokens), speech)
+        first, text = list(prompt.prefix_tokens), list(prompt.transcript_tokens)
+        if cross_lingual:
+            text = self._language_tag(language)
+        if not self._style.instruction_first:
+            first, text = [], first + text
+        reads_speaker = self._style.speaker_with_instruction or not instruction
+        return PromptTokens(first, text, speech, reads_speaker)
+
+    def _language_tag(self, language: str | None) -> list[int]:
+        """The token that names the text's language, for models that read one."""
+        if language is None or not self._style.language_tags:
+            return []
+        try:
+            return [self._tokenizer.special_id(f"<|{language.lower()}|>")]
+        except KeyError:
+            return []
 
     def _pronounce(self, text: str) -> str:
         """Phoneme tags where the model reads them; addresses and versions, which kept their dots, in words first."""

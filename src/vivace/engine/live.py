@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed, TextReader
     from vivace.engine.vocoder_runner import VocoderSession
-    from vivace.models.flow_stream import FlowStream
+    from vivace.models.kinds import AnyFlowStream
     from vivace.voice import Voice
 
 
@@ -36,7 +36,7 @@ class Segment:
 
     index: int
     lm: LMSession | None
-    flow: FlowStream | None
+    flow: AnyFlowStream | None
     is_whole: bool
     fed_tokens: int
     done_tokens: int

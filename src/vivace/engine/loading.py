@@ -27,7 +27,7 @@ from vivace.errors import (
     VoiceNotFoundError,
 )
 from vivace.models.prompt_encoders import SpeakerEncoder, SpeechTokenizer
-from vivace.voice import Voice, VoiceRegistry, from_spk2info, load_voice, make_voice
+from vivace.voice import Voice, VoiceRegistry, from_spk2info, load_voice, make_voice, official_name
 from vivace.voice.prompt import ENCODER_RATE_HZ
 
 if TYPE_CHECKING:
@@ -47,15 +47,21 @@ def model_folder(model: str | Path) -> Path:
 
 
 def open_voices(
-    model: str | Path, folder: Path | None = None, *, frontend: Frontend | None = None
+    model: str | Path,
+    folder: Path | None = None,
+    *,
+    frontend: Frontend | None = None,
+    tokenizer: Path | None = None,
 ) -> VoiceRegistry:
     """The voices of a model folder and the stored ones, without loading the model. Raises ModelFolderError.
 
     Args:
         frontend: the model's, which reads the prompt texts of official voices; made where needed when None.
+        tokenizer: see ``load_assets``.
     """
     path = model_folder(model)
-    config, (paths, _) = load_config(path), find_paths(path)
+    config = load_config(path)
+    paths, _ = find_paths(path, config, tokenizer)
     if frontend is None and paths.voices is not None and paths.tokenizer is not None:
         frontend = Frontend(paths.tokenizer, path, config, Limits())
     return VoiceRegistry(folder or voices_folder(), _builtin_voices(path, paths, config, frontend))
@@ -124,7 +130,7 @@ class Assets:
         elif isinstance(voice, Voice):
             found = voice
         elif isinstance(voice, str):
-            found = self.voices.get(voice)
+            found = self.voices.get(official_name(voice))
         else:
             raise InvalidRequestError("voice must be a name or a Voice", code="invalid_type", param="voice")
         found.check_fits(self.model.config)
@@ -199,18 +205,24 @@ def load_assets(
     lm_variant: LMVariant = "base",
     voices_folder: Path | None = None,
     limits: Limits | None = None,
+    tokenizer: Path | None = None,
 ) -> Assets:
-    """Loads a model folder and its voices. Raises ModelFolderError."""
+    """Loads a model folder and its voices. Raises ModelFolderError.
+
+    Args:
+        tokenizer: where to take the text tokenizer from instead of the folder: a folder with Qwen2's files, or
+            CosyVoice-300M's rank file.
+    """
     threads = cpu_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     folder = model_folder(model)
-    loaded = open_model(folder, device, dtype, lm_variant=lm_variant)
+    loaded = open_model(folder, device, dtype, lm_variant=lm_variant, tokenizer=tokenizer)
     loaded.flow.prepare()
     limits = limits or Limits()
     limits = replace(limits, stream_frames=min(limits.stream_frames, loaded.config.flow.noise_frames))
     frontend = None
     if loaded.paths.tokenizer is not None:
         frontend = Frontend(loaded.paths.tokenizer, folder, loaded.config, limits)
-    voices = open_voices(folder, voices_folder, frontend=frontend)
+    voices = open_voices(folder, voices_folder, frontend=frontend, tokenizer=tokenizer)
     return Assets(loaded, frontend, voices, limits)

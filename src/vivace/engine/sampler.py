@@ -19,7 +19,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from vivace.config import SamplingConfig, SpeechLMConfig
+from vivace.config import LMConfig, SamplingConfig
 from vivace.datatypes import SamplingParams
 
 NUCLEUS_DRAW = 0
@@ -79,7 +79,7 @@ class TokenKind(IntEnum):
     """After the last text of a stream. The reference raises on any other special token."""
 
 
-def allowed_tokens(config: SpeechLMConfig, device: torch.device | str = "cpu") -> Tensor:
+def allowed_tokens(config: LMConfig, device: torch.device | str = "cpu") -> Tensor:
     """Bool ``[kinds, num_speech_rows]``; index it with ``TokenKind`` values, one per row of the batch.
 
     The reference's Python path means to forbid the end of sequence before the minimum length but masks the
@@ -88,7 +88,8 @@ def allowed_tokens(config: SpeechLMConfig, device: torch.device | str = "cpu") -
     table = torch.zeros(len(TokenKind), config.num_speech_rows, dtype=torch.bool)
     table[:, : config.speech_token_size] = True
     table[TokenKind.ANY] = True
-    table[TokenKind.SPEECH_OR_FILL, config.fill_id] = True
+    if config.fill_id is not None:
+        table[TokenKind.SPEECH_OR_FILL, config.fill_id] = True
     table[TokenKind.SPEECH_OR_EOS, config.eos_id] = True
     return table.to(device)
 

@@ -45,7 +45,8 @@ class Stages:
         self._limits = limits
         self._vocoder_noise = vocoder_noise
         config = model.config
-        self.plan = ChunkPlan(config.chunk_tokens, config.flow.lookahead_tokens, config.flow.token_mel_ratio)
+        flow = config.flow
+        self.plan = ChunkPlan(config.chunk_tokens, flow.lookahead_tokens, flow.num_frames(1))
         self._flow = FlowRunner(model.flow)
         self.trace: Trace | None = None
 
@@ -182,19 +183,20 @@ class Stages:
 
     def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
         model = self._model
+        lm = model.lm.for_speaker(live.voice.embedding if entry.reads_speaker else None)
         sequence: PlainSequence | Interleaver
         if entry.interleaver is not None:
             sequence = entry.interleaver
         else:
-            sequence = PlainSequence(model.lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
-        frames = self._limits.stream_frames // model.config.flow.token_mel_ratio
+            sequence = PlainSequence(lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
+        most_tokens = model.config.flow.num_tokens(self._limits.stream_frames)
         return LMSession(
-            model.lm,
+            lm,
             sequence,
             live.sampling,
             segment=live.num_segments,
             token_text_ratio=model.config.token_text_ratio,
-            max_tokens=frames - len(live.voice.speech_tokens),
+            max_tokens=most_tokens - len(live.voice.speech_tokens),
             max_equal_tokens=EQUAL_SECONDS * model.config.token_rate_hz,
             attempt=live.attempt,
         )

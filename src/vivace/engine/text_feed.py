@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from vivace.config import SpeechLMConfig
 from vivace.engine.interleave import Interleaver
 from vivace.errors import InvalidTextError
 from vivace.text.normalize import finish_sentence
@@ -71,6 +72,7 @@ class SegmentInput:
         text_tokens: those of ``words``.
         prompt_speech: the prompt's speech tokens; empty where the LM must not see them.
         interleaver: set for streamed text, which then arrives through it.
+        reads_speaker: see ``PromptTokens``.
     """
 
     words: list[str]
@@ -78,6 +80,7 @@ class SegmentInput:
     text_tokens: list[int]
     prompt_speech: list[int]
     interleaver: Interleaver | None = None
+    reads_speaker: bool = True
 
     @property
     def text(self) -> str:
@@ -101,10 +104,13 @@ class TextFeed:
     """The segments of one request: ``add`` and ``finish`` on one end, ``next_segment`` on the other."""
 
     def __init__(self, frontend: Frontend, request: SynthesisRequest, voice: Voice) -> None:
-        self._lm_config = frontend.lm_config
         self._segment_tokens = frontend.segment_tokens
-        self._prompt = frontend.prompt(voice, request.instruction, cross_lingual=request.cross_lingual)
-        self._is_streamed = not isinstance(request.text, str)
+        self._prompt = frontend.prompt(
+            voice, request.instruction, cross_lingual=request.cross_lingual, language=request.language
+        )
+        # A model that does not interleave text and speech speaks each clause of a streamed text as a segment.
+        lm_config, is_streamed = frontend.lm_config, not isinstance(request.text, str)
+        self._interleaved = lm_config if is_streamed and isinstance(lm_config, SpeechLMConfig) else None
         self._segments: deque[SegmentInput] = deque()
         self._open: tuple[SegmentInput, Interleaver] | None = None
         self._finished = False
@@ -124,8 +130,8 @@ class TextFeed:
     def add(self, parts: Sequence[SpokenPart]) -> None:
         """Segments of a known text, or clauses of a streamed one."""
         for part in parts:
-            if self._is_streamed:
-                self._add_clause(*part)
+            if self._interleaved is not None:
+                self._add_clause(self._interleaved, *part)
             else:
                 self._add_segment(*part)
 
@@ -137,9 +143,10 @@ class TextFeed:
     def _add_segment(self, text: str, tokens: list[int]) -> None:
         prompt = self._prompt
         prefix = [*prompt.instruction, *prompt.prompt_text]
-        self._segments.append(SegmentInput([text], prefix, tokens, prompt.prompt_speech))
+        speech, speaker = prompt.prompt_speech, prompt.reads_speaker
+        self._segments.append(SegmentInput([text], prefix, tokens, speech, reads_speaker=speaker))
 
-    def _add_clause(self, text: str, tokens: list[int]) -> None:
+    def _add_clause(self, config: SpeechLMConfig, text: str, tokens: list[int]) -> None:
         """Streamed text goes into the open interleaved sequence, or opens one."""
         if self._open is not None and self._open[1].num_text_tokens + len(tokens) > self._segment_tokens:
             self._close_open()
@@ -147,12 +154,13 @@ class TextFeed:
             prompt = self._prompt
             prefix = [*prompt.instruction, *prompt.prompt_text]
             interleaver = Interleaver(
-                self._lm_config,
+                config,
                 instruction=prompt.instruction,
                 prompt_text=prompt.prompt_text,
                 prompt_speech=prompt.prompt_speech,
             )
-            self._open = SegmentInput([], prefix, [], prompt.prompt_speech, interleaver), interleaver
+            speech, speaker = prompt.prompt_speech, prompt.reads_speaker
+            self._open = SegmentInput([], prefix, [], speech, interleaver, speaker), interleaver
             self._segments.append(self._open[0])
         segment, interleaver = self._open
         segment.words.append(text)

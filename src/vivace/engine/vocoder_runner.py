@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,16 @@ from vivace.layers.stretch import MelStretch
 
 if TYPE_CHECKING:
     from vivace.datatypes import Samples
-    from vivace.models.hift import CausalHiFT
+    from vivace.models.kinds import AnyVocoder
     from vivace.models.source import NoiseSource
 
 
 class VocoderSession:
     """The audio side of one request: it runs on through all segments, so that joints have no click."""
 
-    def __init__(self, vocoder: CausalHiFT, speed: float, noise: NoiseSource | None = None) -> None:
-        self._vocoder = vocoder
+    def __init__(self, vocoder: AnyVocoder, speed: float, noise: NoiseSource | None = None) -> None:
+        # The stream is of the vocoder's own kind.
+        self._step: Callable[[Any, Tensor, bool], Tensor] = vocoder.step
         self._stream = vocoder.new_stream(noise=noise)
         self._stretch = MelStretch(speed)
 
@@ -33,7 +35,7 @@ class VocoderSession:
         Raises:
             SynthesisError: the samples of this request hold non-finite values.
         """
-        samples = self._vocoder.step(self._stream, self._stretch.step(mel, is_last), is_last)
+        samples = self._step(self._stream, self._stretch.step(mel, is_last), is_last)
         if not bool(torch.isfinite(samples).all()):
             raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
         result: Samples = samples.float().cpu().numpy()

@@ -8,6 +8,7 @@ speech tokens, then start and task; rows of the head are the speech tokens, then
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,10 @@ from torch.nn import functional as F
 from vivace.config import ConformerLMConfig
 from vivace.layers.attention import KeyValueCache, causal_mask
 from vivace.layers.relative import RelativeEncoder, forget_tables, new_cache
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ConformerLM(nn.Module):
@@ -44,13 +49,13 @@ class ConformerLM(nn.Module):
         embedded: Tensor = self.speech_embedding(ids)
         return embedded
 
-    def embed_speaker(self, embedding: Tensor) -> Tensor:
+    def embed_speaker(self, embedding: NDArray[np.float32]) -> Tensor:
         """Speaker embedding ``[192]`` of any length → ``[1, 1, hidden]``."""
-        unit = F.normalize(embedding.to(self.speaker_projection.weight), dim=-1)
+        unit = F.normalize(torch.tensor(embedding).to(self.speaker_projection.weight), dim=-1)
         projected: Tensor = self.speaker_projection(unit[None, None])
         return projected
 
-    def for_speaker(self, embedding: Tensor | None) -> ConformerLM | SpeakerView:
+    def for_speaker(self, embedding: NDArray[np.float32] | None) -> ConformerLM | SpeakerView:
         """The model with the speaker behind its start row; None: without, as for instructions."""
         return self if embedding is None else SpeakerView(self, self.embed_speaker(embedding))
 
@@ -95,7 +100,7 @@ class SpeakerView:
             return torch.cat((embedded, self._speaker), dim=1)
         return embedded
 
-    def for_speaker(self, embedding: Tensor | None) -> ConformerLM | SpeakerView:
+    def for_speaker(self, embedding: NDArray[np.float32] | None) -> ConformerLM | SpeakerView:
         """Another speaker's view, or the model without one."""
         return self._lm.for_speaker(embedding)
 

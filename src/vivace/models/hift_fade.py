@@ -55,9 +55,7 @@ class FadingHiFT(CentredHiFT):
         return FadingStream(noise or CounterNoise(seed), mel, empty, empty)
 
     @torch.inference_mode()
-    def step_batch(  # type: ignore[override]
-        self, stream: FadingStream | CentredStream, mel: Tensor, is_last: bool
-    ) -> Tensor:
+    def step_batch(self, stream: FadingStream | CentredStream, mel: Tensor, is_last: bool) -> Tensor:
         """Next frames ``[B, 80, n]``: samples up to the overlap with what follows; at the end all."""
         assert isinstance(stream, FadingStream)
         fade, known = self.config.fade_frames, stream.source.shape[1] // self.hop_samples

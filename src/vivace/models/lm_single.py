@@ -8,6 +8,7 @@ Weights and cache are those of the torch model, seen through views; ``SpeechLM.f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -78,8 +79,10 @@ class SingleStep:
         self._cos, self._sin = self._tables(1024)
 
     @staticmethod
-    def fits(lm: SpeechLM) -> bool:
-        """Whether this way is open and worth it for a model."""
+    def fits(lm: object) -> TypeGuard[SpeechLM]:
+        """Whether this way is open and worth it for a model; other models than ``SpeechLM`` have none."""
+        if not isinstance(lm, SpeechLM):
+            return False
         weight = lm.llm_decoder.weight
         narrow = lm.config.hidden_size <= MOST_HIDDEN
         return narrow and weight.device.type == "cpu" and weight.dtype == torch.float32 and not lm.training

@@ -7,11 +7,17 @@ Source: ``Qwen2LM`` and ``CosyVoice3LM`` of the reference implementation; parame
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from vivace.config import SpeechLMConfig
 from vivace.layers.attention import CausalSelfAttention, KeyValueCache, causal_mask, rotary_tables
 from vivace.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class GatedMLP(nn.Module):
@@ -79,7 +85,7 @@ class SpeechLM(nn.Module):
         self.llm_decoder = nn.Linear(config.hidden_size, config.num_speech_rows, bias=config.head_bias)
         self.dropout = nn.Dropout(dropout)
 
-    def for_speaker(self, embedding: Tensor | None) -> SpeechLM:
+    def for_speaker(self, embedding: NDArray[np.float32] | None) -> SpeechLM:
         """The same model: it does not read the speaker embedding."""
         return self
 

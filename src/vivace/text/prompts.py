@@ -1,5 +1,8 @@
 """The text-token sequences that the speech LM reads: prefix, transcript of the voice, text to speak.
 
+What follows is CosyVoice 3's way; the older generations have no system prompt and a prefix only where there is an
+instruction (``styles``).
+
 CosyVoice 3 wants ``You are a helpful assistant.<|endofprompt|>`` once, before everything that is spoken. What stands
 before ``<|endofprompt|>`` steers, what stands after it is spoken:
 
@@ -15,13 +18,16 @@ and ``frontend_instruct2`` of the reference with the prompts of its ``cosyvoice3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vivace.config import Limits
 from vivace.errors import InvalidTextError
 from vivace.text.clean import check_text, clean_text, is_speakable
 from vivace.text.normalize import normalize
 from vivace.text.special_tokens import END_OF_PROMPT
-from vivace.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from vivace.text.styles import AnyTokenizer
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 """What the official models were trained with."""
@@ -83,7 +89,12 @@ def prepare_instruction(text: str, *, limits: Limits | None = None) -> str:
 
 
 def build_prompt(
-    tokenizer: TextTokenizer, *, transcript: str = "", instruction: str = "", system: str = SYSTEM_PROMPT
+    tokenizer: AnyTokenizer,
+    *,
+    transcript: str = "",
+    instruction: str = "",
+    system: str = SYSTEM_PROMPT,
+    always_marked: bool = True,
 ) -> TextPrompt:
     """The prompt of one request.
 
@@ -94,19 +105,24 @@ def build_prompt(
         instruction: from :func:`prepare_instruction`. Not empty: instruction mode, in which the transcript is left out,
             as in the reference, so that nothing but the text can be spoken.
         system: the model's system prompt; may be empty for a model trained without.
+        always_marked: the prefix stands before every text (CosyVoice 3), or only where there is an instruction.
 
     Raises:
         InvalidTextError: ``special_token_not_allowed``.
     """
     steer = f"{system} {instruction}".strip() if instruction else system
-    prefix = (*encode_spoken(tokenizer, steer, param="instruction"), tokenizer.end_of_prompt_id)
+    prefix: tuple[int, ...] = ()
+    if always_marked or instruction:
+        encode_spoken(tokenizer, steer, param="instruction")
+        # In one go: where the marker is no token of its own, its characters may join the instruction's last ones.
+        prefix = tuple(tokenizer.encode(steer + END_OF_PROMPT))
     if instruction or not transcript:
         return TextPrompt(prefix, (), uses_prompt_speech=False)
     spoken = tuple(encode_spoken(tokenizer, transcript, param="prompt_text"))
     return TextPrompt(prefix, spoken, uses_prompt_speech=True)
 
 
-def encode_spoken(tokenizer: TextTokenizer, text: str, *, param: str = "text") -> list[int]:
+def encode_spoken(tokenizer: AnyTokenizer, text: str, *, param: str = "text") -> list[int]:
     """Ids of text that came from a user, proven free of control tokens: the last door before the model.
 
     Raises:

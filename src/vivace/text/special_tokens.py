@@ -1,4 +1,4 @@
-"""The special tokens that CosyVoice 3 adds to the Qwen2 vocabulary, as data.
+"""The special tokens that CosyVoice 2 and 3 add to the Qwen2 vocabulary, as data.
 
 Their ids follow the base vocabulary in this order: with Qwen2's 151 643 base entries ``<|endoftext|>`` is
 151 643, ``<|endofprompt|>`` 151 646 and so on; a smaller base vocabulary shifts them all.
@@ -40,12 +40,17 @@ PHONEME_TAGS: tuple[str, ...] = tuple(f"[{name}]" for name in _PHONEMES)
 PINYIN_TAGS: tuple[str, ...] = tuple(f"[{name}]" for name in _PINYIN)
 EVENT_TAGS: tuple[str, ...] = tuple(_EVENTS)
 
-COSYVOICE3_TOKENS: tuple[str, ...] = (
+COSYVOICE2_TOKENS: tuple[str, ...] = (
     END_OF_TEXT,
     "<|im_start|>",
     "<|im_end|>",
     END_OF_PROMPT,
     *EVENT_TAGS,
+)
+"""CosyVoice 2's, in id order."""
+
+COSYVOICE3_TOKENS: tuple[str, ...] = (
+    *COSYVOICE2_TOKENS,
     "<|endofsystem|>",
     *PHONEME_TAGS,
     *PINYIN_TAGS,

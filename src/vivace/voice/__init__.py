@@ -7,7 +7,13 @@
 """
 
 from vivace.voice.file import load_voice, save_voice
-from vivace.voice.prompt import SpeakerEncoding, SpeechEncoding, from_spk2info, make_voice
+from vivace.voice.prompt import (
+    SpeakerEncoding,
+    SpeechEncoding,
+    from_spk2info,
+    make_voice,
+    official_name,
+)
 from vivace.voice.registry import VoiceEntry, VoiceRegistry
 from vivace.voice.value import Voice, check_voice_name
 
@@ -21,5 +27,6 @@ __all__ = [
     "from_spk2info",
     "load_voice",
     "make_voice",
+    "official_name",
     "save_voice",
 ]

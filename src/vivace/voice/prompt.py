@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from vivace.audio.decode import decode_audio
-from vivace.audio.features import mel_24k, resample
+from vivace.audio.features import mel_spectrogram, resample
 from vivace.errors import InvalidAudioError
 from vivace.voice.value import MetaValue, Voice, check_prompt_text, check_voice_name, invalid_voice
 
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from vivace.config import Limits, ModelConfig
 
 ENCODER_RATE_HZ = 16_000
+
+
+_OFFICIAL_NAMES = {
+    "中文女": "chinese-female",
+    "中文男": "chinese-male",
+    "日语男": "japanese-male",
+    "粤语女": "cantonese-female",
+    "英文女": "english-female",
+    "英文男": "english-male",
+    "韩语女": "korean-female",
+}
+
+
+def official_name(name: str) -> str:
+    """Our name of a speaker of CosyVoice-300M-SFT and -Instruct; any other name as it is.
+
+    Voice names are file names and parts of addresses, so they keep to a small alphabet.
+    """
+    return _OFFICIAL_NAMES.get(name, name)
 
 
 class SpeechEncoding(Protocol):
@@ -50,8 +69,9 @@ def make_voice(
 ) -> Voice:
     """Decode, check, and encode a recording. Everything is checked before any model runs.
 
-    Tokens and mel are cut to the same duration, as the reference's front end does: the flow needs exactly
-    ``token_mel_ratio`` frames per token.
+    Tokens and mel are cut to the same duration, as the reference's front end does for CosyVoice 2 and 3: the flow
+    needs exactly as many frames as its tokens make. The mel is taken at the model's own rate (the reference takes
+    CosyVoice-300M's from audio at 24 kHz as if it were at 22.05).
 
     Args:
         prompt_text: what the recording says, or "".
@@ -63,15 +83,23 @@ def make_voice(
     name, prompt_text = check_voice_name(name), check_prompt_text(prompt_text)
     samples, rate_hz = decode_audio(prompt_audio, limits)
     samples_16k = resample(samples, rate_hz, ENCODER_RATE_HZ)
-    mel = mel_24k(resample(samples, rate_hz, config.sample_rate_hz))
+    hop, flow = config.vocoder.hop_samples, config.flow
+    mel = mel_spectrogram(
+        resample(samples, rate_hz, config.sample_rate_hz),
+        rate_hz=config.sample_rate_hz,
+        n_fft=4 * hop,
+        hop=hop,
+        num_mels=flow.output_size,
+        fmax_hz=config.mel_fmax_hz,
+    )
     tokens = np.asarray(speech_tokenizer.encode(samples_16k), np.int32).reshape(-1)
-    ratio = config.flow.token_mel_ratio
-    num_tokens = min(len(mel) // ratio, len(tokens))
+    num_tokens = min(flow.num_tokens(len(mel)), len(tokens))
     if num_tokens == 0:
         raise InvalidAudioError("The audio holds no speech that could be encoded.", param="prompt_audio")
     embedding = np.asarray(speaker_encoder.embed(samples_16k), np.float32).reshape(-1)
     meta = _meta(config, num_tokens) | {"consent": consent}
-    voice = Voice(name, prompt_text, tokens[:num_tokens], mel[: ratio * num_tokens], embedding, meta)
+    mel = mel[: flow.num_frames(num_tokens)]
+    voice = Voice(name, prompt_text, tokens[:num_tokens], mel, embedding, meta)
     voice.check_fits(config)
     return voice
 
@@ -94,7 +122,6 @@ def from_spk2info(
     Raises:
         InvalidVoiceError: ``invalid_voice``: no embedding, or shapes that do not fit together or the model.
     """
-    ratio = config.flow.token_mel_ratio
     embedding = _first(entry, "flow_embedding", "llm_embedding", "embedding")
     if embedding is None:
         raise invalid_voice("its entry has no speaker embedding")
@@ -109,13 +136,16 @@ def from_spk2info(
         embedding = embedding.astype(np.float32).reshape(-1)
     except (TypeError, ValueError) as error:
         raise invalid_voice("its entry has arrays of an unknown shape") from error
-    num_tokens = min(len(mel) // ratio, len(tokens))
+    num_tokens = min(config.flow.num_tokens(len(mel)), len(tokens))
     text = entry.get("prompt_text", "")
     if not isinstance(text, str):
         ids = [int(token) for token in np.asarray(text).reshape(-1)]
         text = decode_text(ids) if decode_text is not None and ids else ""
     meta = _meta(config, num_tokens) | {"source": "spk2info"}
-    voice = Voice(name, text, tokens[:num_tokens], mel[: ratio * num_tokens], embedding, meta)
+    if official_name(name) != name:
+        name, meta = official_name(name), meta | {"official_name": name}
+    mel = mel[: config.flow.num_frames(num_tokens)]
+    voice = Voice(name, text, tokens[:num_tokens], mel, embedding, meta)
     voice.check_fits(config)
     return voice
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MetaValue = str | int | float | bool | None
 
 MAX_PROMPT_TEXT_CHARACTERS = 2_000
+MAX_FRAMES_PER_TOKEN = 16
 MAX_PROMPT_TOKENS = 15_000
 """Far above what the model accepts; bounds what a voice file can make us allocate."""
 
@@ -60,7 +61,8 @@ class Voice:
         name: see ``check_voice_name``.
         prompt_text: what the prompt says; empty if unknown (the voice then works as in cross-lingual use).
         speech_tokens: int32 ``[P]``; ``P`` may be 0 (a speaker known by embedding only).
-        mel: float32 ``[r·P, 80]``, log-mel of the prompt, with ``r`` mel frames per speech token (2).
+        mel: float32 ``[frames, 80]``, log-mel of the prompt: as many frames as the model makes of ``P`` tokens
+            (2 a token; 1.7 or 3.4 in CosyVoice-300M).
         embedding: float32 ``[192]``, the speaker encoder's.
         meta: plain values: ``created`` (ISO 8601, UTC), ``consent``, ``generation``, ``model``,
             ``speech_token_size`` (of the codebook the tokens belong to), ``seconds``; others are kept.
@@ -89,8 +91,8 @@ class Voice:
             raise invalid_voice("speech_tokens are too many")
         if num_tokens and int(self.speech_tokens.min()) < 0:
             raise invalid_voice("speech_tokens are negative")
-        if (num_frames % num_tokens if num_tokens else num_frames) or (num_tokens and not num_frames):
-            raise invalid_voice("mel has no whole number of frames per speech token")
+        if not num_tokens <= num_frames <= MAX_FRAMES_PER_TOKEN * num_tokens:
+            raise invalid_voice("mel and speech tokens are not of the same length")
         if len(self.embedding) == 0:
             raise invalid_voice("embedding is empty")
 
@@ -111,7 +113,7 @@ class Voice:
             )
         if len(self.speech_tokens) and int(self.speech_tokens.max()) >= wanted:
             raise invalid_voice(f"it has speech tokens beyond this model's {wanted}. {again}")
-        if len(self.mel) != len(self.speech_tokens) * config.flow.token_mel_ratio:
+        if len(self.mel) != config.flow.num_frames(len(self.speech_tokens)):
             raise invalid_voice(f"its mel does not have this model's frames per token. {again}")
         if len(self.mel) and self.mel.shape[1] != config.flow.output_size:
             raise invalid_voice(f"its mel does not have this model's number of bands. {again}")
