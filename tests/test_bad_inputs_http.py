@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.server_helpers import FakeService, LoopbackServer, post, read_all, status_and_code
+from tests.server_helpers import FakeService, LoopbackServer, post, read_all, read_head, status_and_code
 from vivace.config import ServerConfig
 
 KEY = "correct-horse-battery"
@@ -251,6 +251,34 @@ def test_H17_an_error_with_unread_body_does_not_become_a_request(server):
     answer = server.exchange(head + smuggled)
     assert answer.count(b"HTTP/1.1 ") == 1
     assert status_and_code(answer) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "offer", [b"Upgrade: h2c\r\n", b"UPGRADE:h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"]
+)
+def test_an_offer_of_http_2_keeps_its_body(server, offer):
+    """As Java's own client sends it."""
+    server.service.script = [0.05]
+    request = _request(offer + b"Connection: Upgrade, HTTP2-Settings\r\n").replace(
+        b"Connection: close\r\n", b""
+    )
+    with server.connect() as connection:
+        connection.sendall(request)
+        assert b"200 OK" in read_head(connection)
+
+
+def test_text_that_looks_like_such_an_offer_is_not_touched(server):
+    server.service.script = [0.05]
+    text = "a\r\n\r\nb\r\nupgrade: h2c\r\nc"
+    assert status_and_code(server.exchange(post({"input": text}, headers=("Connection: close",)))) == OK
+    assert server.service.requests[-1].text == text
+
+
+@pytest.mark.parametrize("path", [b"/health/ready", b"/v1/models", b"/"])
+def test_head_is_get_without_a_body(server, path):
+    answer = server.exchange(b"HEAD " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n")
 
 
 def test_H18_http_1_0_keeps_its_length(server):

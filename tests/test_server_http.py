@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import threading
 import time
 
@@ -21,7 +22,10 @@ from tests.server_helpers import (
     status_and_code,
     wait_until,
 )
+from vivace.config import ServerConfig
 from vivace.errors import InvalidTextError, OverloadedError, SynthesisError
+from vivace.server.metrics import Metrics
+from vivace.server.playback import Playback
 from vivace.server.voice_names import OPENAI_VOICES
 
 
@@ -150,6 +154,35 @@ def test_all_openai_voices_speak_and_spread(client, server):
         assert _speak(client, voice=name).status_code == 200
     chosen = [request.voice for request in server.service.requests]
     assert set(chosen) == {"daniel", "emma", "heart"}
+
+
+def test_aliases_of_voices_come_before_openais(tmp_path):
+    config = ServerConfig(voice_aliases={"alloy": "daniel", "boss": "emma", "lost": "nobody"})
+    with (
+        LoopbackServer(lambda: FakeService(tmp_path), config) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        for name in ("alloy", "boss", "nova"):
+            assert _speak(client, voice=name).status_code == 200
+        assert [request.voice for request in server.service.requests] == ["daniel", "emma", "heart"]
+        assert _error(_speak(client, voice="lost")) == (404, "voice_not_found")
+
+
+def test_the_lag_of_the_event_loop_is_a_figure(server):
+    async def lag():
+        metrics = Metrics(server.service)
+        watching = asyncio.ensure_future(metrics.watch_loop())
+        await asyncio.sleep(0.02)
+        time.sleep(0.4)
+        await asyncio.sleep(0.15)
+        watching.cancel()
+        return [
+            float(line.split()[1])
+            for line in metrics.render().decode().splitlines()
+            if line[:15] == "vivace_loop_lag"
+        ]
+
+    assert asyncio.run(lag())[0] > 0.2
 
 
 @pytest.mark.parametrize("voice", [None, "default"])
@@ -375,9 +408,6 @@ def test_openapi_describes_the_body(client):
 
 
 def test_a_chunk_that_comes_too_late_is_an_underrun(server):
-    from vivace.server.metrics import Metrics
-    from vivace.server.playback import Playback
-
     metrics, now = Metrics(server.service), [0.0]
     playback = Playback(metrics, "http", clock=lambda: now[0])
     stream = server.service.stream(None)

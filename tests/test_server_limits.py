@@ -22,7 +22,7 @@ from tests.server_helpers import (
 )
 from vivace.config import ServerConfig
 from vivace.errors import ServeError
-from vivace.server.door import bind, check_access, read_keys
+from vivace.server.door import bind, check_access, read_aliases, read_keys
 
 KEY = "correct-horse-battery"
 QUICK = ServerConfig(
@@ -315,6 +315,24 @@ def test_a_port_that_is_taken_is_said_in_words():
         with pytest.raises(ServeError) as caught:
             bind(ServerConfig(port=taken.getsockname()[1]))
     assert "--port" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        *[(host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")],
+        *[(host, False) for host in ("0.0.0.0", "::", "127.example.org", "10.0.0.1", "")],
+    ],
+)
+def test_what_only_this_machine_can_reach(host, is_local):
+    assert ServerConfig(host=host).is_local is is_local
+
+
+def test_aliases():
+    assert read_aliases(["alloy=anna", "x=y=z"]) == {"alloy": "anna", "x": "y=z"}
+    for wrong in ("alloy", "=anna", "alloy="):
+        with pytest.raises(ServeError):
+            read_aliases([wrong])
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "300.1.1.1"])

@@ -286,6 +286,9 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Origin whose pages may call; repeatable.")
     ] = None,
+    voice_alias: Annotated[
+        list[str] | None, typer.Option(help="Name that clients use for a voice: alloy=anna; repeatable.")
+    ] = None,
     max_characters: Annotated[
         int, typer.Option(min=1, max=100_000, help="Longest text of one request.")
     ] = 4096,
@@ -293,7 +296,7 @@ def serve(
     """Serve the page, OpenAI's speech interface and more over HTTP."""
     from vivace.config import ServerConfig
     from vivace.config import api_keys as keys_in_environment
-    from vivace.server.door import bind, check_access, read_keys
+    from vivace.server.door import bind, check_access, read_aliases, read_keys
 
     keys = read_keys(api_keys) if api_keys is not None else keys_in_environment()
     config = ServerConfig(
@@ -302,6 +305,7 @@ def serve(
         api_keys=keys,
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
+        voice_aliases=read_aliases(voice_alias or ()),
         text_characters=max_characters,
     )
     check_access(config)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vivace.errors import ServeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from vivace.config import ServerConfig
@@ -35,6 +36,18 @@ def read_keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise ServeError("The file with the API keys has no key in it")
     return keys
+
+
+def read_aliases(given: Iterable[str]) -> dict[str, str]:
+    """Pairs such as ``alloy=anna``.
+
+    Raises:
+        ServeError: one is no pair.
+    """
+    pairs = [text.partition("=") for text in given]
+    if not all(name and target for name, _, target in pairs):
+        raise ServeError("A voice alias is written NAME=VOICE, such as alloy=anna")
+    return {name: target for name, _, target in pairs}
 
 
 def check_access(config: ServerConfig) -> None:

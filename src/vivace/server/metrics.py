@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
+_LAG_SECONDS = 0.1
 _STATES = ("starting", "ready", "restarting", "draining", "failed")
 _SERVICE_GAUGES = {
     "queue_length": "Requests that wait for their first turn.",
@@ -70,9 +73,24 @@ class Metrics:
             "vivace_state", "1 for the state the service is in.", ["state"], registry=registry
         )
         self._gauges: dict[str, Gauge] = {}
+        self._loop_lag = Gauge(
+            "vivace_loop_lag_seconds",
+            "Longest time since the last look in which the event loop did nothing else.",
+            registry=registry,
+        )
+        self._longest_lag_s = 0.0
+
+    async def watch_loop(self) -> None:
+        """Measures how late the event loop is, until it is cancelled."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_LAG_SECONDS)
+            self._longest_lag_s = max(self._longest_lag_s, time.monotonic() - before - _LAG_SECONDS)
 
     def render(self) -> bytes:
         """All figures in Prometheus' text format."""
+        self._loop_lag.set(self._longest_lag_s)
+        self._longest_lag_s = 0.0
         self._running.set(self._service.num_running)
         for state in _STATES:
             self._state.labels(state).set(state == self._service.state)

@@ -6,6 +6,7 @@ vanished, and an end of the connection that cannot be taken for the end of a bod
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ _SOCKET_OPTIONS = {
 """Vanished peers are noticed within about 40 s; the kernel holds little of what a slow reader has not taken."""
 
 
+_HTTP2_OFFER = re.compile(rb"\r\nupgrade:([ \t]*h2c[ \t]*(?=\r\n))", re.IGNORECASE)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Made by ``bounded_protocol``, which gives it its limits."""
 
@@ -64,6 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
+            data = _without_http2(data)
         super().data_received(data)
         # Only what is still unfinished counts here: the rest of the data may be a body.
         if self._in_headers and self._header_bytes > self.limits.header_bytes and self._refusal is None:
@@ -158,6 +163,17 @@ class BoundedProtocol(HttpToolsProtocol):
 def bounded_protocol(config: ServerConfig, metrics: Metrics) -> type[BoundedProtocol]:
     """The class of connections with these limits, as uvicorn's ``http`` setting takes it."""
     return type("BoundedProtocol", (BoundedProtocol,), {"limits": config, "metrics": metrics})
+
+
+def _without_http2(data: bytes) -> bytes:
+    """A request without its offer to go on in HTTP/2, with which the parser would skip the body.
+
+    Java's client makes that offer with every request.
+    """
+    if b"h2c" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _HTTP2_OFFER.sub(rb"\r\nx-declined:\1", head + b"\r\n")[:-2] + end + rest
 
 
 def _headers_too_large(limits: ServerConfig) -> ServerError:

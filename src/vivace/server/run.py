@@ -103,7 +103,9 @@ async def serve(
     """
     service = await open_service()
     try:
-        server = make_server(create_app(service, config), config)
+        app = create_app(service, config)
+        server = make_server(app, config)
+        lag = asyncio.ensure_future(app.state.metrics.watch_loop())
         with _signals(service, server, config):
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             while not server.started and not serving.done():
@@ -111,6 +113,7 @@ async def serve(
             if server.started:
                 announce(_greeting(service, address_of(listener)))
             await serving
+        lag.cancel()
     finally:
         await service.close()
 
