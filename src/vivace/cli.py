@@ -53,18 +53,38 @@ class Lm(StrEnum):
 Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or 'mini' for the embedded model.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
 Dtype = Annotated[Precision, typer.Option(help="Of speech LM and flow.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="Text tokenizer if not in the model folder: a folder, or the rank file of CosyVoice-300M.",
+    ),
+]
 Variant = Annotated[Lm, typer.Option("--lm", help="Which language model of an official folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
 
 
 def _engine(
-    model: str, device: str, dtype: Precision = Precision.float32, lm: Lm = Lm.base, *, warm_up: bool = True
+    model: str,
+    device: str,
+    dtype: Precision = Precision.float32,
+    lm: Lm = Lm.base,
+    *,
+    warm_up: bool = True,
+    tokenizer: Path | None = None,
 ) -> Engine:
     from vivace.checkpoint.model import DTYPES
     from vivace.engine import Engine
 
-    return Engine.open(model, device=device, dtype=DTYPES[dtype.value], lm_variant=lm.value, warm_up=warm_up)
+    return Engine.open(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        lm_variant=lm.value,
+        tokenizer=tokenizer,
+        warm_up=warm_up,
+    )
 
 
 def _print(line: str) -> None:
@@ -110,6 +130,7 @@ def say(
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Speak: text in, an audio file out, written while it is made."""
@@ -119,7 +140,7 @@ def say(
 
     check_target(out)
     _check_one_voice(voice, prompt_audio, prompt_text)
-    with _engine(model, device, dtype, lm, warm_up=False) as engine:
+    with _engine(model, device, dtype, lm, warm_up=False, tokenizer=tokenizer) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
             chosen = engine.make_voice(prompt_audio, prompt_text)
@@ -243,13 +264,14 @@ def doctor(
     folder: Annotated[
         str | None, typer.Argument(help="Model folder to look at, or 'mini' for the embedded model.")
     ] = None,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine and a model folder can do."""
     from vivace.doctor import examine
     from vivace.engine.loading import model_folder
 
-    report = examine(None if folder is None else model_folder(folder))
+    report = examine(None if folder is None else model_folder(folder), tokenizer)
     for line in report.lines():
         _print(line)
     if as_json:
@@ -263,12 +285,15 @@ def random_checkpoint(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     size: Annotated[str, typer.Option(help="full (real sizes) or tiny.")] = "tiny",
     seed: Annotated[int, typer.Option(help="Same seed, same weights.")] = 0,
+    generation: Annotated[int, typer.Option(help="3, 2 or 1 (CosyVoice-300M).")] = 3,
 ) -> None:
     """Make a complete official-layout folder with random weights, for speed measurements."""
+    from vivace.checkpoint.files import GENERATIONS
     from vivace.random_checkpoint import write_random_checkpoint
 
-    write_random_checkpoint(out, size=size, seed=seed)
-    _print(f"{out}: {size} CosyVoice 3 with random weights; it makes noise, at the real speed")
+    write_random_checkpoint(out, size=size, seed=seed, generation=generation)
+    kind = GENERATIONS[generation]
+    _print(f"{out}: {size} {kind} with random weights; it makes noise, at the real speed")
 
 
 @app.command()
