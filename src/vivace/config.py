@@ -7,7 +7,6 @@ knows a size. Units are in the names.
 from __future__ import annotations
 
 import ipaddress
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
