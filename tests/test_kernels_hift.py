@@ -157,12 +157,11 @@ def test_all_but_convolutions(name: str, kernels: Any) -> None:
 
 def test_a_stream_through_the_kernels_equals_the_plain_model(kernels: Any) -> None:
     vocoder = make_vocoder("small", use_kernels=True)
-    mel = random_mel(9, seed=2).to(DEVICE)
+    mel = random_mel(7, seed=2).to(DEVICE)
     with torch.inference_mode():
         whole = make_model(SMALL).to(DEVICE)(mel[None], noise=CounterNoise(6))[0].cpu().numpy()
     stream = vocoder.open(6)
-    parts = [vocoder.step(stream, mel[:, :3], False), vocoder.step(stream, mel[:, 3:7], False)]
-    parts.append(vocoder.step(stream, mel[:, 7:], True))
+    parts = [vocoder.step(stream, mel[:, :6], False), vocoder.step(stream, mel[:, 6:], True)]
     np.testing.assert_allclose(np.concatenate(parts), whole, atol=3e-5, rtol=0)
 
 
