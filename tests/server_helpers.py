@@ -24,7 +24,7 @@ from vivace.errors import InvalidAudioError, OverloadedError
 from vivace.random_checkpoint import tiny_config
 from vivace.server.app import create_app
 from vivace.server.door import bind
-from vivace.server.run import make_server
+from vivace.server.run import make_server, run_on_fast_loop
 
 RATE = 24_000
 Step = float | Exception | Callable[[], object]
@@ -147,7 +147,7 @@ class LoopbackServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run_on_fast_loop(self._serve())
         except BaseException as error:
             self._failure = error
         finally:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -25,7 +25,7 @@ from vivace.server.websocket_protocol import bounded_websocket
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from fastapi import FastAPI
 
@@ -125,13 +125,18 @@ def run(
     announce: Callable[[str], None],
 ) -> None:
     """``serve`` on an event loop of its own."""
-    with contextlib.suppress(ImportError):  # not on Windows
-        import uvloop
+    run_on_fast_loop(serve(open_service, config, listener, announce))
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(open_service, config, listener, announce))
+
+def run_on_fast_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine on uvloop, or on asyncio's own loop where there is none (Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
         return
-    asyncio.run(serve(open_service, config, listener, announce))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
 
 
 def _greeting(service: SpeechService, address: str) -> str:
