@@ -7,6 +7,7 @@ every length up to its own. On a CPU the same launches run through the plain ver
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vivace.errors import SynthesisError
 from vivace.kernels import hift_reference
 from vivace.kernels.hift_plan import Conv, Param, States
 from vivace.models.f0 import F0Predictor
@@ -51,8 +53,15 @@ class PendingSamples:
     event: torch.cuda.Event | None = None
 
 
+def is_supported(device: torch.device) -> bool:
+    """Whether the kernels run on the device: a CUDA device from compute capability 8.0, and Triton."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return importlib.util.find_spec("triton") is not None
+
+
 class DeviceVocoder:
-    """Runs the streams of a ``CausalHiFT``.
+    """Runs the streams of a ``CausalHiFT``. One thread at a time, all launches on one CUDA stream.
 
     Args:
         model: whose weights are packed; it lives on the device that is to be used.
@@ -149,7 +158,7 @@ class DeviceVocoder:
         """The second half of ``step``: waits for the samples of one launch, and for nothing that came after it.
 
         Raises:
-            FloatingPointError: values that are not finite.
+            SynthesisError: the samples hold non-finite values.
         """
         if pending.event is not None:
             pending.event.synchronize()
@@ -162,7 +171,7 @@ class DeviceVocoder:
             self._host_buffers += pending.buffers
         pending.buffers, pending.ranges = [], []
         if is_bad:
-            raise FloatingPointError("the vocoder gave values that are not finite")
+            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
         return samples
 
     def warm_up(self, rows: Sequence[int] = (1,)) -> None:
