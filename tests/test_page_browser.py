@@ -642,6 +642,7 @@ def test_fits_a_phone(pages, fake, locale):
     page.click("#more summary")
     speak(page)
     wait_for(page, SOUND)
+    page.click(".chunks summary")
     assert page.evaluate("document.documentElement.scrollWidth") == 320
     page.keyboard.press("Escape")
     page.click("#new-voice")
