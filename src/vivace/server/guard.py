@@ -99,12 +99,12 @@ class Guard:
             pass  # it left before its body was complete
         except (WriteStalledError, ConnectionError):
             self._metrics.errors.labels("write_stall").inc()
-            exchange.cut(at_once=True)
+            await exchange.cut(at_once=True)
         except Exception as error:  # the last door: no error leaves without an answer
             answer = describe(error)
             self._metrics.errors.labels(answer.code).inc()
             if exchange.has_started:
-                exchange.cut()
+                await exchange.cut()
             else:
                 await exchange.answer(answer)
 
@@ -171,12 +171,14 @@ class Exchange:
         except TimeoutError:
             raise WriteStalledError from None
 
-    def cut(self, *, at_once: bool = False) -> None:
+    async def cut(self, *, at_once: bool = False) -> None:
         """Ends the connection without the mark that ends a body."""
         close = self._scope.get(CUT)
         if close is None:
             raise ConnectionError("the answer was cut off")  # for servers that are not ours
         close(at_once=at_once)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def answer(self, answer: ErrorAnswer) -> None:
         """Sends an error. A body that was not read is read on for a moment: a closed door would hide the answer."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from vivace.audio.encoders import MEDIA_TYPES, PcmEncoder, WavEncoder, encode_whole, open_encoder
 from vivace.server.answers import check_content_type, error_response
 from vivace.server.errors import ErrorAnswer, ServerError, describe
-from vivace.server.guard import CUT
+from vivace.server.guard import CUT, WriteStalledError
 from vivace.server.models import check_model
 from vivace.server.playback import Playback
 from vivace.server.schema import SPEECH_OPERATION
@@ -88,6 +88,10 @@ class SpeechAnswer(Response):
         self._service, self._config, self._metrics = service, config, metrics
         self._call, self._request = call, request
         self._has_started = False
+        self._media_type = "text/event-stream" if call.is_events else MEDIA_TYPES[call.format]
+
+    def _encoder(self) -> StreamEncoder:
+        return open_encoder(self._call.format, self._service.sample_rate_hz)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         playback = Playback(self._metrics, "sse" if self._call.is_events else "http")
@@ -101,6 +105,8 @@ class SpeechAnswer(Response):
             playback.end("done", stream.summary())
         except ClientGoneError:
             pass
+        except WriteStalledError:
+            raise  # nobody takes an error either
         except Exception as error:
             playback.end("failed")
             await self._fail(scope, receive, send, error)
@@ -138,7 +144,7 @@ class SpeechAnswer(Response):
         return audio if not self._call.is_events else _delta_event(audio) + _done_event(summary)
 
     async def _send_stream(self, scope: Scope, send: Send, stream: ServiceStream, playback: Playback) -> None:
-        encoder = open_encoder(self._call.format, self._service.sample_rate_hz)
+        encoder = self._encoder()
         async for chunk in _within(stream, self._config.request_seconds):
             data = await _encode(encoder, chunk.samples)
             playback.note(chunk)
@@ -155,9 +161,8 @@ class SpeechAnswer(Response):
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self._has_started = True
-        media_type = "text/event-stream" if self._call.is_events else MEDIA_TYPES[self._call.format]
         headers = {
-            "content-type": media_type,
+            "content-type": self._media_type,
             "cache-control": "no-store",
             "x-accel-buffering": "no",  # or a proxy would hold the audio back
             "x-sample-rate": str(self._service.sample_rate_hz),
