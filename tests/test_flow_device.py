@@ -155,6 +155,16 @@ def test_nothing_left_is_empty():
     assert device_flow().step(stream, [], True).shape == (80, 0)
 
 
+@pytest.mark.parametrize(("count", "prompt"), [(1, 0), (23, 7)])
+def test_whole_sequence_with_full_attention(count, prompt):
+    tokens = tokens_of(count)
+    expected = flow().generate(torch.tensor(tokens), prompt_mel(prompt), EMBEDDING, streaming=False)
+    mel = device_flow().generate(tokens, prompt_mel(prompt), EMBEDDING)
+    torch.testing.assert_close(mel, expected.detach(), atol=1e-4, rtol=0)
+    with pytest.raises(SynthesisError, match="finite"):
+        device_flow().generate(tokens, prompt_mel(prompt) * float("nan"), EMBEDDING * float("nan"))
+
+
 @pytest.mark.parametrize("pieces_of", [19, 300])
 def test_golden_stream(model, vectors, pieces_of):  # noqa: F811
     device = DeviceFlow(model)

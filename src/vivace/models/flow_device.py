@@ -21,6 +21,10 @@ from vivace.models.flow import FlowModel
 from vivace.models.flow_pages import PageLayout, PagePool
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Solver
 from vivace.models.flow_weights import FlowWeights
+from vivace.models.flow_whole import embed_tokens, solve_whole
+
+FLAGS = 4096
+"""Chunks that may be under way or unchecked before a flag is used again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +70,12 @@ class MelHandle:
         if self._done is not None:
             self._done.synchronize()
         if any(int(fault[0]) for fault in self._faults):
-            raise SynthesisError("the flow gave values that are not finite; use float32 or bfloat16 weights")
+            raise _not_finite()
         return self.mel
+
+
+def _not_finite() -> SynthesisError:
+    return SynthesisError("the flow gave values that are not finite; use float32 or bfloat16 weights")
 
 
 class DeviceFlow:
@@ -117,7 +125,7 @@ class DeviceFlow:
             options,
             use_graphs,
         )
-        self._flags = torch.zeros(64, 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._flags = torch.zeros(FLAGS, 1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._launches = 0
         self._conditions_set = False
 
@@ -132,6 +140,24 @@ class DeviceFlow:
         speaker = self._speaker(F.normalize(embedding.to(self._speaker.weight), dim=-1))
         speaker = F.linear(speaker.to(self.weights.speaker), self.weights.speaker, self.weights.bias)
         return PagedStream(speaker, prompt_mel.to(self.weights.x))
+
+    @torch.no_grad()
+    def generate(self, tokens: Sequence[int], prompt_mel: Tensor, embedding: Tensor) -> Tensor:
+        """A whole sequence with full attention, as ``FlowModel.generate`` without streaming.
+
+        Raises:
+            SynthesisError: the sequence is too long, or values are not finite.
+        """
+        frames = self._config.token_mel_ratio * len(tokens)
+        self._check_length(frames)
+        stream = self.open(embedding, prompt_mel)
+        mu = embed_tokens(self.weights, self._config, torch.tensor(tokens, device=self.weights.x.device))
+        cond = torch.zeros_like(mu)
+        cond[: len(prompt_mel)] = stream.prompt_mel
+        mel = solve_whole(self.weights, self._config, mu, cond, stream.speaker)
+        if not bool(mel.isfinite().all()):
+            raise _not_finite()
+        return mel[len(prompt_mel) :].T
 
     def fork(self, stream: PagedStream) -> PagedStream:
         """A stream that goes on from here independently. Finished chunks are shared, not copied."""

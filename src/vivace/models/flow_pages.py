@@ -21,7 +21,8 @@ SLAB_BYTES = 200 * 1024**2
 
 
 class PageLayout(NamedTuple):
-    """Sizes in elements. ``branch`` is 0 with the condition and 1 without.
+    """Sizes in elements. A page begins with step 0 with condition; then come step 1 without, step 1 with, and so on.
+    So the block of step ``i`` with condition is at ``i * step_stride``, the other one a block before it.
 
     Attributes:
         layer: keys, then values of one layer, each ``[heads, chunk, dim_head]``.
@@ -47,10 +48,6 @@ class PageLayout(NamedTuple):
     def step_stride(self) -> int:
         """From the block of one step to that of the next."""
         return 2 * self.block
-
-    def first_block(self, page: int, branch: int) -> int:
-        """Offset of a branch's block at step 0 (that of branch 1 would lie before the page)."""
-        return page - branch * self.block
 
 
 class PagePool:

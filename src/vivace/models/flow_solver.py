@@ -19,6 +19,7 @@ from vivace.kernels.dit_reference import Guidance, Normed, Rows
 from vivace.models.dit import POSITION_KERNEL
 from vivace.models.flow_pages import PageLayout
 from vivace.models.flow_weights import FlowWeights
+from vivace.models.flow_whole import windows
 
 ROW_PADDING = 128
 """Rows that kernels may read beyond the last one: a whole tile."""
@@ -64,24 +65,20 @@ class _Packet:
 
     def fill(self, chunks: Sequence[Chunk], layout: PageLayout) -> None:
         """Index 0 of the offsets is step 0, index 1 all later steps."""
+        # Through NumPy, whose small writes are far quicker.
+        here, before, table = self.here.numpy(), self.before.numpy(), self.table.numpy()
+        starts, counts, ids = self.starts.numpy(), self.counts.numpy(), self.ids.numpy()
         streams = len(chunks)
         for index, chunk in enumerate(chunks):
-            pages = torch.tensor(chunk.pages)
-            shared = torch.tensor(chunk.shared)
-            count = len(chunk.pages)
-            for step, branch, blocks in (
-                (0, 0, pages),
-                (1, 0, pages),
-                (0, 1, shared),
-                (1, 1, pages - layout.block),
-            ):
-                row = branch * streams + index
-                self.table[step, row, :count] = blocks
-                self.here[step, row] = blocks[-1]
-                self.before[step, row] = blocks[max(0, count - 2)]
-            for row in (index, streams + index):
-                self.starts[row], self.counts[row] = chunk.start, chunk.num_frames
-            self.ids[index] = torch.tensor(chunk.ids, dtype=torch.int32)
+            count, row = len(chunk.pages), streams + index
+            table[:, index, :count] = chunk.pages
+            table[0, row, :count] = chunk.shared
+            table[1, row, :count] = table[1, index, :count] - layout.block
+            for at in (index, row):
+                here[:, at] = table[:, at, count - 1]
+                before[:, at] = table[:, at, max(0, count - 2)]
+                starts[at], counts[at] = chunk.start, chunk.num_frames
+            ids[index] = chunk.ids
 
 
 class Solver:
@@ -199,10 +196,10 @@ class Solver:
         self.x.copy_(weights.noise[positions])
         nothing = weights.tokens.embedding.shape[0] - 1
         embedded = weights.tokens.embedding[packet.ids.remainder(nothing + 1)]
-        y = F.leaky_relu(_windows(embedded, *weights.tokens.first))
+        y = F.leaky_relu(windows(embedded, *weights.tokens.first))
         # Before the first token the second convolution sees zeros.
         y[:, :LOOKAHEAD_BEFORE] *= (packet.ids[:, :LOOKAHEAD_BEFORE, None] >= 0).to(y.dtype)
-        mu = _windows(y, *weights.tokens.second) + embedded[:, LOOKAHEAD_BEFORE : -config.lookahead_tokens]
+        mu = windows(y, *weights.tokens.second) + embedded[:, LOOKAHEAD_BEFORE : -config.lookahead_tokens]
         mu = mu.repeat_interleave(config.token_mel_ratio, dim=1)
         joined = torch.cat((self.conditions, mu), dim=-1).float()
         condition = F.linear(joined, weights.condition) + self.speakers[:, None]
@@ -234,7 +231,7 @@ class Solver:
         call("convolve", rows, self._first, weights.positions[0], self._second)
         normed = self._normed._replace(tiles=tiles("convolve_add", dim))
         call(
-            "convolve_add", rows, self._second, weights.positions[1], self._first, weights.first_scale,
+            "convolve_add", rows, self._second, weights.positions[1], self._first, weights.blocks[0].norm.scale,
             self._hidden, normed,
         )  # fmt: skip
         for index, block in enumerate(weights.blocks):
@@ -266,11 +263,3 @@ CALLS = (
 """Kernel calls of an Euler step, by the names that options use."""
 
 _KERNELS = {"add_attention": "add_projection", "add_ff": "add_projection"}
-
-
-def _windows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A causal convolution without padding as one product: ``x`` ``[S, N, C]`` → ``[S, N - kernel + 1, out]``."""
-    streams, length, channels = x.shape
-    kernel = weight.shape[1] // channels
-    size = (streams, length - kernel + 1, kernel * channels)
-    return F.linear(x.contiguous().as_strided(size, (length * channels, channels, 1)), weight, bias)

@@ -16,12 +16,23 @@ from vivace.models.flow import FlowModel, LookAhead, time_grid
 Move = Callable[[Tensor], Tensor]
 
 
-class BlockWeights(NamedTuple):
-    """One block."""
+class Norm(NamedTuple):
+    """What the time does in a norm, at every step: float32 ``[steps, dim]``. The scale has its 1 added."""
 
+    scale: Tensor
+    shift: Tensor
+
+
+class BlockWeights(NamedTuple):
+    """One block; the norms are those of attention and feed-forward."""
+
+    norm: Norm
+    ff_norm: Norm
     qkv: Folded
+    qkv_bias: Tensor
     out: Added
     ff_in: Folded
+    ff_in_bias: Tensor
     ff_out: Added
 
 
@@ -45,8 +56,7 @@ class FlowWeights(NamedTuple):
         x: input projection of the noisy mel ``[dim, mel]``.
         condition: that of prompt and tokens ``[dim, 2 * mel]``, float32; ``bias`` its bias.
         speaker: that of the speaker ``[dim, spk]``, float32.
-        first_scale: scale of the first block's norm, float32 ``[steps, dim]``.
-        output: projection to the velocity behind the last norm.
+        output: projection to the velocity behind the ``last_norm``; ``output_bias`` its bias.
         rope: cosines and sines of all positions, float32 ``[2, positions, dim_head / 2]``.
         dt: of each Euler step.
         noise: float32 ``[noise frames, mel]``.
@@ -59,8 +69,9 @@ class FlowWeights(NamedTuple):
     speaker: Tensor
     positions: tuple[Positions, Positions]
     blocks: list[BlockWeights]
-    first_scale: Tensor
+    last_norm: Norm
     output: Folded
+    output_bias: Tensor
     rope: Tensor
     dt: Tensor
     noise: Tensor
@@ -101,8 +112,9 @@ class FlowWeights(NamedTuple):
                 _block(block, part, after, half, single)
                 for block, part, after in zip(_blocks(dit), vectors, following, strict=True)
             ],
-            first_scale=(1 + vectors[0][1]).contiguous(),
+            last_norm=Norm((1 + scale).contiguous(), shift),
             output=fold(half(dit.proj_out.weight), single(dit.proj_out.bias), 1 + scale, shift),
+            output_bias=single(dit.proj_out.bias),
             rope=single(torch.stack((cosine[:, 0::2], sine[:, 1::2]))),
             dt=torch.tensor([dt for _, dt in grid], device=device),
             noise=single(model.noise[0].T),
@@ -134,15 +146,16 @@ def _block(block: DiTBlock, vectors: list[Tensor], after: Tensor, half: Move, si
     assert isinstance(inner, torch.nn.Linear)
     assert isinstance(out, torch.nn.Linear)
     ff_scale = (1 + ff_scale).contiguous()
+    scale = (1 + scale).contiguous()
+    qkv_bias, ff_in_bias = single(torch.cat([part.bias for part in parts])), single(inner.bias)
     return BlockWeights(
-        qkv=fold(
-            half(torch.cat([part.weight for part in parts])),
-            single(torch.cat([part.bias for part in parts])),
-            1 + scale,
-            shift,
-        ),
+        norm=Norm(scale, shift),
+        ff_norm=Norm(ff_scale, ff_shift),
+        qkv=fold(half(torch.cat([part.weight for part in parts])), qkv_bias, scale, shift),
+        qkv_bias=qkv_bias,
         out=Added(half(last.weight), single(last.bias), gate, ff_scale),
-        ff_in=fold(half(inner.weight), single(inner.bias), ff_scale, ff_shift),
+        ff_in=fold(half(inner.weight), ff_in_bias, ff_scale, ff_shift),
+        ff_in_bias=ff_in_bias,
         ff_out=Added(half(out.weight), single(out.bias), ff_gate, after),
     )
 
