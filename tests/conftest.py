@@ -21,16 +21,16 @@ def golden_folder() -> Path:
     return GOLDEN / "cosyvoice3-tiny"
 
 
-@pytest.fixture(scope="session")
-def tiny_model_folder(golden_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden weights unpacked into an official-layout folder; read-only by agreement.
+def unpack_golden(golden_folder: Path, folder: Path) -> Path:
+    """The golden weights of one generation in an official-layout folder.
 
     Like the official files, ``llm.pt`` stores the tied text head once and shares its storage. No tokenizer
     files, no ONNX files.
     """
-    folder = tmp_path_factory.mktemp("tiny-model")
-    shutil.copyfile(golden_folder / "cosyvoice3.yaml", folder / "cosyvoice3.yaml")
-    shutil.copytree(golden_folder / "CosyVoice-BlankEN", folder / "CosyVoice-BlankEN")
+    for yaml in golden_folder.glob("*.yaml"):
+        shutil.copyfile(yaml, folder / yaml.name)
+    if (golden_folder / "CosyVoice-BlankEN").exists():
+        shutil.copytree(golden_folder / "CosyVoice-BlankEN", folder / "CosyVoice-BlankEN")
     with np.load(golden_folder / "weights.npz") as packed:
         for stage in ("llm", "flow", "hift"):
             names = [name for name in packed.files if name.startswith(f"{stage}/")]
@@ -39,10 +39,16 @@ def tiny_model_folder(golden_folder: Path, tmp_path_factory: pytest.TempPathFact
                 for name in names
                 if name != "llm/llm.model.lm_head.weight"
             }
-            if stage == "llm":
+            if "llm.model.model.embed_tokens.weight" in state:
                 state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
             torch.save(state, folder / f"{stage}.pt")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(golden_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden CosyVoice 3 as an official-layout folder; read-only by agreement."""
+    return unpack_golden(golden_folder, tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture(scope="session")

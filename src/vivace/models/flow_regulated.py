@@ -65,12 +65,11 @@ def _stretch(x: Tensor, num_frames: int) -> Tensor:
     return F.interpolate(x, size=num_frames, mode="linear")
 
 
-class RegulatedFlow(TokenFlow):
+class RegulatedFlow(TokenFlow[RegulatedFlowConfig]):
     """Speech tokens, a voice prompt and a speaker embedding in; mel out."""
 
     def __init__(self, config: RegulatedFlowConfig) -> None:
         super().__init__(config)
-        self.config = config
         self.encoder = RelativeEncoder(config.encoder)
         self.length_regulator = LengthRegulator(config.output_size, config.num_regulator_layers)
 

@@ -80,12 +80,11 @@ class UNetFlowStream:
         )
 
 
-class UNetFlow(TokenFlow):
+class UNetFlow(TokenFlow[UNetFlowConfig]):
     """Speech tokens, a voice prompt and a speaker embedding in; mel out."""
 
     def __init__(self, config: UNetFlowConfig) -> None:
         super().__init__(config)
-        self.config = config
         self.encoder = UpsampleEncoder(config)
         self._prepared: PreparedUNetFlow | None = None
 

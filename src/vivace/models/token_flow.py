@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +15,23 @@ from vivace.layers.relative import forget_tables
 from vivace.models.flow import time_grid
 from vivace.models.unet import UNet
 
+C = TypeVar("C", UNetFlowConfig, RegulatedFlowConfig)
 
-class TokenFlow(nn.Module):
+
+class TokenFlow(nn.Module, Generic[C]):
     """Token embedding, speaker projection, noise and solver; subclasses encode the tokens.
 
     Args:
         config: sizes and solver settings. The noise is a function of ``noise_seed`` and the position alone.
     """
 
-    def __init__(self, config: UNetFlowConfig | RegulatedFlowConfig) -> None:
+    def __init__(self, config: C) -> None:
         super().__init__()
+        self.config: C = config
         self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
         self.speaker_projection = nn.Linear(config.spk_embed_dim, config.output_size)
         self.encoder_proj = nn.Linear(config.encoder.output_size, config.output_size)
         self.unet = UNet(config.unet)
-        self._solver = config
         generator = torch.Generator("cpu").manual_seed(config.noise_seed)
         # Not a buffer: the noise keeps float32 whatever the dtype of the weights.
         self.noise = torch.randn(
@@ -57,25 +60,25 @@ class TokenFlow(nn.Module):
             mel, float32 ``[1, 80, T]``.
         """
         mu, cond, spks = (torch.cat((part, torch.zeros_like(part))) for part in (mu, cond, spks))
-        guidance = self._solver.guidance_scale
+        guidance = self.config.guidance_scale
         x = noise
-        for t, dt in time_grid(self._solver.num_steps):
+        for t, dt in time_grid(self.config.num_steps):
             times = x.new_full((2,), t)
             velocity = self.unet(x.to(mu.dtype).expand(2, -1, -1), mu, cond, spks, times, streaming).float()
             x = x + dt * ((1.0 + guidance) * velocity[:1] - guidance * velocity[1:])
         return x
 
-    def train(self, mode: bool = True) -> TokenFlow:
+    def train(self, mode: bool = True) -> Self:
         self.forget()
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TokenFlow:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.forget()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def check_length(self, num_frames: int) -> None:
         """Raise ``SynthesisError`` if a sequence of ``num_frames`` frames, prompt included, is too long."""
-        config = self._solver
+        config = self.config
         if num_frames > config.noise_frames:
             raise SynthesisError(
                 f"The utterance and its prompt are longer than {config.num_tokens(config.noise_frames)} speech "
@@ -84,6 +87,6 @@ class TokenFlow(nn.Module):
             )
 
 
-def _forget(model: TokenFlow, _: object) -> None:
+def _forget(model: TokenFlow[Any], _: object) -> None:
     """After loading a state dict. Not a closure, so that a copy of a model forgets its own."""
     model.forget()
