@@ -118,6 +118,11 @@ class Interleaver:
         """All text has come."""
         return self._finished
 
+    @property
+    def group_room(self) -> int:
+        """Speech tokens that the running group may still take."""
+        return self._room
+
     def next_action(self) -> Action:
         """What to do now. After a ``Feed`` the token sampled must be given to ``accept`` first."""
         assert not self._awaits_token, "the last token sampled was not accepted"

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from vivace.datatypes import FinishReason, SamplingParams
 from vivace.engine.interleave import Action, Done, Feed, Interleaver, Piece, WaitForText
+from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.sampler import OneRow, SamplingRows, TokenKind, allowed_tokens, sample, sample_one
 from vivace.errors import SynthesisError
+from vivace.models.kinds import SpokenLM
 from vivace.models.lm_single import SingleStep
-from vivace.models.speech_lm import SpeechLM
 
 SEGMENT_STRIDE = 1 << 40
 """Distance of the sampling positions of two segments of one request, so that no draw is used twice."""
@@ -20,11 +21,7 @@ SEGMENT_STRIDE = 1 << 40
 EQUAL_SECONDS = 2
 """One token over and over for so long is no speech: the model has run away, as a rule into silence."""
 
-LONGER_TOKENS = 8
-"""By how much each further attempt's shortest length grows. Speech near silence is mostly too short: the model ended
-a single syllable before it began."""
-
-_NOT_FINITE = "the speech LM gave values that are not finite; the weights may be damaged"
+NOT_FINITE_MESSAGE = "the speech LM gave values that are not finite; the weights may be damaged"
 
 
 class PlainSequence:
@@ -35,7 +32,7 @@ class PlainSequence:
     """
 
     def __init__(
-        self, lm: SpeechLM, prefix: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
+        self, lm: SpokenLM, prefix: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
     ) -> None:
         config = lm.config
         self._speech_token_size = config.speech_token_size
@@ -78,7 +75,7 @@ class LMSession:
 
     def __init__(
         self,
-        lm: SpeechLM,
+        lm: SpokenLM,
         sequence: PlainSequence | Interleaver,
         sampling: SamplingParams,
         *,
@@ -91,10 +88,13 @@ class LMSession:
         self._lm = lm
         self._sequence = sequence
         self._plain = isinstance(sequence, PlainSequence)
-        self._ratio = token_text_ratio
-        self._max_tokens = max_tokens
-        self._max_equal_tokens = max_equal_tokens
-        self._last_token, self._num_equal = -1, 0
+        self._rules = SegmentRules(
+            sequence,
+            token_text_ratio=token_text_ratio,
+            max_tokens=max_tokens,
+            max_equal_tokens=max_equal_tokens,
+            attempt=attempt,
+        )
         self._device = lm.llm_decoder.weight.device
         self._rows = SamplingRows.from_params([sampling], lm.config.sampling, self._device)
         self._row = OneRow.of(self._rows)
@@ -102,12 +102,17 @@ class LMSession:
         self._on_cpu = self._device.type == "cpu"
         self._single = SingleStep(lm) if SingleStep.fits(lm) else None
         self._allowed = allowed_tokens(lm.config, self._device)
-        self._least_tokens = attempt * LONGER_TOKENS
         self._offset = (segment * 4 + attempt) * SEGMENT_STRIDE
         self._cache = lm.new_cache(1, capacity=512)
-        self.finish_reason: FinishReason | None = None
         self.waits_for_text = False
-        self.num_speech_tokens = 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._rules.finish_reason
+
+    @property
+    def num_speech_tokens(self) -> int:
+        return self._rules.num_speech_tokens
 
     def decode(self, count: int) -> list[int]:
         """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
@@ -123,37 +128,18 @@ class LMSession:
                 return made
             self.waits_for_text = False
             if isinstance(action, Done):
-                self.finish_reason = "stop"
+                self._rules.finish_reason = "stop"
                 break
             token = self._sequence.accept(self._sample(action))
             if token is not None:
                 made.append(token)
-                self.num_speech_tokens += 1
-                self._check_repetition(token)
-                self._check_length(text_is_known=action.final)
+                self._rules.count(token, text_is_known=action.final)
         return made
-
-    def _check_repetition(self, token: int) -> None:
-        """End a segment in which one token comes over and over."""
-        self._num_equal = self._num_equal + 1 if token == self._last_token else 1
-        self._last_token = token
-        if self._num_equal >= self._max_equal_tokens:
-            self.finish_reason = "length"
-
-    def _check_length(self, *, text_is_known: bool) -> None:
-        """End runaway speech: at the share of the text where all of it is known, and at the segment's bound."""
-        limit = self._max_tokens
-        if text_is_known:
-            limit = min(limit, max(25, int(self._ratio[1] * self._sequence.num_text_tokens)))
-        if self.num_speech_tokens >= limit:
-            self.finish_reason = "length"
 
     def _kind(self, action: Feed) -> TokenKind:
         if not action.final:
             return TokenKind.SPEECH_OR_FILL
-        # Also for streamed text, where the reference has no shortest length: a short text must not end in silence.
-        least = max(self._least_tokens, int(self._ratio[0] * self._sequence.num_text_tokens))
-        if self.num_speech_tokens < least:
+        if self._rules.missing() > 0:
             return TokenKind.SPEECH
         return TokenKind.ANY if self._plain else TokenKind.SPEECH_OR_EOS
 
@@ -164,14 +150,14 @@ class LMSession:
         if self._on_cpu:
             drawn = sample_one(logits, self._row, place, history, allowed)
             if drawn is None:
-                raise SynthesisError(_NOT_FINITE)
+                raise SynthesisError(NOT_FINITE_MESSAGE)
             return drawn
         last = history[-self._window :]
         recent = torch.tensor([[-1] * (self._window - len(last)) + last], device=self._device)
         position = torch.tensor([place], device=self._device)
         token, ok = sample(logits[None], self._rows, position, recent, allowed[None])
         if not bool(ok):
-            raise SynthesisError(_NOT_FINITE)
+            raise SynthesisError(NOT_FINITE_MESSAGE)
         return int(token)
 
     def _logits(self, pieces: Sequence[Piece]) -> Tensor:

@@ -1,0 +1,375 @@
+"""Speech LM sessions on a device that runs many rows at once.
+
+``LMDevice`` owns the cache and the graphs of one engine; its ``open`` gives what ``LMSession`` is on a CPU, with the
+same rules and draws. A session's work has two halves: ``launch`` queues steps and returns, ``collect`` waits for
+them and applies the rules, so that the caller may do other work in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from vivace.config import SpeechLMConfig
+from vivace.datatypes import FinishReason, SamplingParams
+from vivace.engine.interleave import Done, Feed, Interleaver, Piece, WaitForText
+from vivace.engine.kv_cache import RowPool
+from vivace.engine.lm_rules import SegmentRules
+from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
+from vivace.engine.sampler import OneRow, SamplingRows, TokenKind, allowed_tokens, sample
+from vivace.errors import SynthesisError
+from vivace.kernels.reference import DrawRows
+from vivace.kernels.row_state import NOT_FINITE, RING, RowState
+from vivace.models.lm_paged import PAGE_TOKENS, STEPS, Launch, PagedLM, RowCommand, RowPrompt
+from vivace.models.speech_lm import SpeechLM
+
+MOST_TOP_K = 32
+"""Largest ``top_k`` that the sampling kernels serve."""
+
+_SPARE_POSITIONS = 256  # text, task and fill of a streamed row beyond its share of the speech
+
+_NOTHING = -1
+
+_log = logging.getLogger(__name__)
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether the Triton kernels can be used; says why not, once, where a GPU has to do without them."""
+    if device.type != "cuda":
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    try:
+        import vivace.kernels.lm_launch  # noqa: F401
+    except ImportError:
+        _log.warning("Triton is not installed: the speech LM takes the plain way, which is slower")
+        return False
+    if major < 8:
+        _log.warning(
+            "%s has compute capability %d.%d: the speech LM takes the plain way, which is slower; its kernels "
+            "need 8.0",
+            torch.cuda.get_device_name(device),
+            major,
+            minor,
+        )
+        return False
+    return True
+
+
+def draw_rows(config: SpeechLMConfig) -> DrawRows:
+    """``sampler.sample`` on the rows of a ``RowState``."""
+    tables: dict[torch.device, Tensor] = {}
+
+    def draw(
+        logits: Tensor, state: RowState, slots: Tensor, kinds: Tensor, recent: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if logits.device not in tables:
+            tables[logits.device] = allowed_tokens(config, logits.device)
+        rows = SamplingRows(
+            seeds=state.seed[slots],
+            top_p=state.top_p[slots],
+            top_k=state.top_k[slots].long(),
+            win_size=state.win_size[slots].long(),
+            tau_r=state.tau_r[slots],
+            temperature=state.temperature[slots],
+        )
+        allowed = tables[logits.device][kinds.long()]
+        return sample(logits[:, : config.num_speech_rows], rows, state.place[slots], recent, allowed)
+
+    return draw
+
+
+class LMDevice:
+    """The speech LM of one engine with its cache. One thread at a time may use it.
+
+    Args:
+        lm: the model, on its device; its weights become views of packed ones.
+        max_rows: sessions that may be open at once.
+        cache_tokens: positions that all open sessions together may have.
+        max_positions: longest session.
+        use_kernels: None decides by the device (see ``kernels_run_on``).
+        deterministic: see ``vivace.models.lm_paged``.
+    """
+
+    def __init__(
+        self,
+        lm: SpeechLM,
+        *,
+        max_rows: int,
+        cache_tokens: int,
+        max_positions: int,
+        use_kernels: bool | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        device = lm.llm_decoder.weight.device
+        use_kernels = kernels_run_on(device) if use_kernels is None else use_kernels
+        num_pages = 1 + -(-cache_tokens // PAGE_TOKENS)
+        self.lm = lm
+        self.max_positions = max_positions
+        self.max_rows = max_rows
+        self.rows = RowPool(max_rows, num_pages, PAGE_TOKENS)
+        self.paged = PagedLM(
+            lm,
+            draw_rows(lm.config),
+            num_pages=num_pages,
+            num_slots=max_rows,
+            max_positions=max_positions,
+            use_kernels=use_kernels,
+            pdl=use_kernels and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
+            deterministic=deterministic,
+        )
+
+    def warm_up(self, max_rows: int | None = None) -> None:
+        """Compiles kernels and captures graphs for up to ``max_rows`` sessions side by side (all by default)."""
+        self.paged.warm_up(max_rows or self.max_rows)
+
+    def serves(self, sampling: SamplingParams) -> bool:
+        """Whether the row state holds what these settings need; where not, ``LMSession`` does."""
+        row = OneRow.of(SamplingRows.from_params([sampling], self.lm.config.sampling))
+        few = row.top_k <= MOST_TOP_K or row.temperature <= 0
+        return row.win_size <= RING and (few or not self.paged.use_kernels)
+
+    def open(
+        self,
+        sequence: PlainSequence | Interleaver,
+        sampling: SamplingParams,
+        *,
+        segment: int,
+        token_text_ratio: tuple[float, float],
+        max_tokens: int,
+        max_equal_tokens: int = 50,
+        attempt: int = 0,
+    ) -> DeviceLMSession:
+        """A session; arguments as ``LMSession``. ``close`` it.
+
+        Raises:
+            OverloadedError: slots or pages are used up at present.
+        """
+        return DeviceLMSession(
+            self,
+            sequence,
+            sampling,
+            segment=segment,
+            token_text_ratio=token_text_ratio,
+            max_tokens=max_tokens,
+            max_equal_tokens=max_equal_tokens,
+            attempt=attempt,
+        )
+
+    def launch(self, work: Iterable[tuple[DeviceLMSession, int]]) -> None:
+        """Queues up to so many tokens for each session, all sessions together where they step.
+
+        Sessions that wait for text, or have ended, are left out.
+        """
+        stepping = [(session, left) for session, count in work if (left := session.start(count)) > 0]
+        while stepping:
+            most = max(left for _, left in stepping)
+            steps = next(size for size in STEPS if size <= most)
+            launch = self.paged.launch([session.command(left, steps) for session, left in stepping], steps)
+            for session, _ in stepping:
+                session.follow(launch)
+            stepping = [(session, left - steps) for session, left in stepping if left > steps]
+
+
+class DeviceLMSession:
+    """The decoding of one segment: ``LMSession`` for a row of an ``LMDevice``.
+
+    Attributes:
+        waits_for_text: streamed text is used up.
+    """
+
+    def __init__(
+        self,
+        device: LMDevice,
+        sequence: PlainSequence | Interleaver,
+        sampling: SamplingParams,
+        *,
+        segment: int,
+        token_text_ratio: tuple[float, float],
+        max_tokens: int,
+        max_equal_tokens: int,
+        attempt: int,
+    ) -> None:
+        self._device = device
+        self._config = device.lm.config
+        self._sequence = sequence
+        self._rules = SegmentRules(
+            sequence,
+            token_text_ratio=token_text_ratio,
+            max_tokens=max_tokens,
+            max_equal_tokens=max_equal_tokens,
+            attempt=attempt,
+        )
+        self._max_tokens = max_tokens
+        self._row = OneRow.of(SamplingRows.from_params([sampling], self._config.sampling))
+        self._offset = (segment * 4 + attempt) * SEGMENT_STRIDE
+        # The input that the next drawn token answers; the sequence must hear of that token before it says more.
+        self._feed: Feed | None = None
+        self._prompt_launch: Launch | None = None
+        self._launches: list[Launch] = []
+        self._length = 0
+        self._drawn = _NOTHING  # the speech token drawn last, if it is to be fed next
+        self.waits_for_text = False
+        self._take_feed()
+        self._capacity = min(self._longest(), device.max_positions)
+        self._lease = device.rows.open(self._capacity)
+        device.paged.set_pages(self._lease.slot, self._lease.pages)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while it runs; "stop" at the end of sequence, "length" as ``SegmentRules`` says."""
+        return self._rules.finish_reason
+
+    @property
+    def num_speech_tokens(self) -> int:
+        return self._rules.num_speech_tokens
+
+    def decode(self, count: int) -> list[int]:
+        """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
+
+        Raises:
+            SynthesisError: the logits of this request hold NaN, or nothing could be drawn.
+        """
+        made: list[int] = []
+        while len(made) < count and self.launch(count - len(made)):
+            made += self.collect()
+        return made
+
+    def launch(self, count: int) -> bool:
+        """Queues up to ``count`` tokens, none beyond what the rules allow; whether there is any to collect."""
+        self._device.launch([(self, count)])
+        return bool(self._launches)
+
+    def collect(self) -> list[int]:
+        """Waits for what was launched; its speech tokens, as far as the rules let them count.
+
+        Raises:
+            SynthesisError: the logits of this request hold NaN, or nothing could be drawn.
+        """
+        made: list[int] = []
+        launches, self._launches = self._launches, []
+        failed = False
+        for launch in launches:
+            result = self._device.paged.collect(launch)[self._lease.slot]
+            failed |= result.stop == NOT_FINITE
+            if launch is not self._prompt_launch:
+                self._length += len(result.ids)
+            for token in result.ids:
+                if self.finish_reason is None:
+                    made += self._accept(token)
+        if failed and self.finish_reason is None:
+            raise SynthesisError(NOT_FINITE_MESSAGE)
+        return made
+
+    def close(self) -> None:
+        """Gives slot and pages back. What was launched is thrown away."""
+        for launch in self._launches:
+            self._device.paged.collect(launch)
+        self._launches = []
+        self._device.rows.close(self._lease)
+
+    # -- what LMDevice asks ----------------------------------------------------------------------------------
+
+    def start(self, count: int) -> int:
+        """Begins a burst: queues the prompt that is due; returns how many further tokens may step."""
+        assert not self._launches, "collect before launching again"
+        if count <= 0 or self.finish_reason is not None:
+            return 0
+        feed = self._take_feed()
+        if feed is None:
+            return 0
+        budget = min(count, self._wanted(feed))
+        ids = self._ids(feed.pieces)
+        if self._length + len(ids) + budget > self._capacity:
+            raise SynthesisError("the text is too long for one segment of speech; split it")
+        if self._drawn != _NOTHING and ids == [
+            self._config.text_vocab_size + self._drawn
+        ]:  # the row holds it already
+            return budget
+        self._prompt_launch = self._prompt(feed, ids)
+        self._launches.append(self._prompt_launch)
+        self._length += len(ids)
+        return budget - 1
+
+    def command(self, left: int, steps: int) -> RowCommand:
+        """What the row does in the next launch."""
+        assert self._feed is not None
+        return RowCommand(self._lease.slot, min(left, steps), *self._kind(self._feed))
+
+    def follow(self, launch: Launch) -> None:
+        """A launch that the row is part of."""
+        self._launches.append(launch)
+
+    # -- the sequence ----------------------------------------------------------------------------------------
+
+    def _take_feed(self) -> Feed | None:
+        """The input that is due; None where text is missing or the end has come."""
+        if self._feed is None:
+            action = self._sequence.next_action()
+            self.waits_for_text = isinstance(action, WaitForText)
+            if isinstance(action, Done):
+                self._rules.finish_reason = "stop"
+            self._feed = action if isinstance(action, Feed) else None
+        return self._feed
+
+    def _accept(self, token: int) -> list[int]:
+        """One drawn id through the sequence and the rules."""
+        feed = self._take_feed()
+        assert feed is not None, "a token beyond what was wanted"
+        self._feed = None
+        accepted = self._sequence.accept(token)
+        self._drawn = _NOTHING if accepted is None else accepted
+        if accepted is None:
+            if feed.final:
+                self._rules.finish_reason = "stop"
+            return []
+        self._rules.count(accepted, text_is_known=feed.final)
+        return [accepted]
+
+    def _wanted(self, feed: Feed) -> int:
+        """Tokens that may be drawn before the host must look: up to the length limit or the end of a group."""
+        most = self._rules.limit(text_is_known=feed.final) - self.num_speech_tokens
+        if not feed.final and isinstance(self._sequence, Interleaver):
+            most = min(most, self._sequence.group_room)
+        return most
+
+    def _kind(self, feed: Feed) -> tuple[int, int]:
+        """Which rows may be drawn, and the sampling position before which only speech may."""
+        if not feed.final:
+            return TokenKind.SPEECH_OR_FILL, 0
+        place = self._offset + len(self._sequence.history)
+        kind = TokenKind.ANY if isinstance(self._sequence, PlainSequence) else TokenKind.SPEECH_OR_EOS
+        return kind, place + self._rules.missing()
+
+    def _prompt(self, feed: Feed, ids: list[int]) -> Launch:
+        history, row = self._sequence.history, self._row
+        prompt = RowPrompt(
+            RowCommand(self._lease.slot, 1, *self._kind(feed)),
+            ids,
+            past=self._length,
+            place=self._offset + len(history),
+            history=history[-RING:],
+            decoded=len(history),
+            seed=row.seed,
+            top_p=row.top_p,
+            top_k=row.top_k,
+            win_size=row.win_size,
+            tau_r=row.tau_r,
+            temperature=row.temperature,
+        )
+        return self._device.paged.prompt(prompt)
+
+    def _ids(self, pieces: Sequence[Piece]) -> list[int]:
+        """One numbering of both vocabularies: speech rows follow the text."""
+        shift = self._config.text_vocab_size
+        return [token + (shift if piece.kind == "speech" else 0) for piece in pieces for token in piece.ids]
+
+    def _longest(self) -> int:
+        """Positions that the segment takes at most."""
+        fed = sum(len(piece.ids) for piece in self._feed.pieces) if self._feed is not None else 0
+        if isinstance(self._sequence, PlainSequence):
+            return fed + self._rules.limit(text_is_known=True) + 1
+        text, speech = self._config.mix_ratio
+        return fed + self._max_tokens * (text + speech) // speech + _SPARE_POSITIONS

@@ -1,0 +1,351 @@
+"""The speech LM for many rows at once: paged key-value cache, row state and sampling on the device, CUDA graphs.
+
+``PagedLM`` holds a pool of pages and a number of row slots. The host says which slots advance and by how many tokens
+(``launch``), and later takes what came of it (``collect``); in between the device needs nothing from the host.
+
+Does a row's result depend on the company it keeps? Not on what the other rows hold. With ``deterministic=False`` it
+depends on the batch bucket (how many rows advance together, rounded up): matrix products and the attention's division
+of the past differ between buckets, so logits differ in their rounding. With ``deterministic=True`` every bucket runs
+the kernels that the smallest one runs, row by row the same sums in the same order, at some cost in large batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vivace.kernels.reference import DrawRows
+from vivace.kernels.row_state import RING, RowState
+from vivace.layers.attention import rotary_tables
+from vivace.models import lm_packed
+from vivace.models.lm_ops import HEADER, PlainOps, RowOps
+from vivace.models.lm_packed import FUSED_ROWS, PackedWeights
+from vivace.models.speech_lm import SpeechLM
+
+PAGE_TOKENS = 32
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+STEPS = (8, 4, 2, 1)
+"""Steps of one launch; a longer burst is several launches."""
+PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
+"""Positions of one prompt launch; a longer prompt is several launches."""
+_DEPTH = 8  # launches that may be under way: each has its own command and result
+
+
+@dataclass(frozen=True, slots=True)
+class RowCommand:
+    """What one row is to do in a launch.
+
+    Attributes:
+        slot: which row. count: tokens at most. kind: ``sampler.TokenKind``. min_place: before it only speech.
+    """
+
+    slot: int
+    count: int
+    kind: int
+    min_place: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPrompt:
+    """New positions of a row and its whole state behind them.
+
+    Attributes:
+        ids: text tokens, or ``text_vocab_size + speech row``; at least one.
+        past: positions already in the cache. place: sampling position of the token drawn behind the prompt.
+        history: decoded ids so far (the last ``RING`` count); decoded: how many there were.
+        seed … temperature: as ``sampler.OneRow``.
+    """
+
+    command: RowCommand
+    ids: Sequence[int]
+    past: int
+    place: int
+    history: Sequence[int]
+    decoded: int
+    seed: int
+    top_p: float
+    top_k: int
+    win_size: int
+    tau_r: float
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row made in one launch: ids, special ones included, and ``row_state``'s stop reason."""
+
+    ids: list[int]
+    stop: int
+
+
+@dataclass(slots=True)
+class Launch:
+    """One launch under way: where its result will lie, and which slots it served."""
+
+    slots: list[int]
+    host: Tensor
+    done: torch.cuda.Event | None = None
+    results: dict[int, RowResult] = field(default_factory=dict)
+    is_collected: bool = False
+
+
+class PagedLM:
+    """See the module's docstring. One thread at a time may use it.
+
+    Args:
+        lm: the model, on its device; its weights become views of packed ones.
+        draw: ``sampler.sample`` on row state, for the plain way.
+        num_pages: pages of ``PAGE_TOKENS`` positions; page 0 is scratch.
+        num_slots: rows that may be open at once.
+        max_positions: longest row.
+        use_kernels: Triton kernels in CUDA graphs; False: plain PyTorch, any device.
+        pdl: kernels overlap (compute capability 9.0 and later).
+        deterministic: see the module's docstring.
+    """
+
+    def __init__(
+        self,
+        lm: SpeechLM,
+        draw: DrawRows,
+        *,
+        num_pages: int,
+        num_slots: int,
+        max_positions: int,
+        use_kernels: bool,
+        pdl: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        config = lm.config
+        self.config = config
+        self.device = lm.llm_decoder.weight.device
+        self.weights = PackedWeights.of(lm)
+        self.num_slots, self.num_pages = num_slots, num_pages
+        self.max_pages = -(-max_positions // PAGE_TOKENS)
+        dtype = self.weights.head.dtype
+        shape = (config.num_layers, 2, num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
+        self.pool = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, device=self.device)
+        self.state = RowState.empty(num_slots, STEPS[0], self.device)
+        length = self.max_pages * PAGE_TOKENS
+        cos, sin = rotary_tables(0, length, config.head_dim, config.rope_theta, self.device)
+        half = config.head_dim // 2
+        self.cos, self.sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+        self.use_kernels = use_kernels
+        self.deterministic = deterministic
+        self.ops = self._make_ops(draw, pdl)
+        self._graphs: dict[tuple[str, int, int], Any] = {}
+        self._inputs: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
+        self._memory: Any = None
+        self._count = 0
+        self._launches = torch.zeros(1, dtype=torch.int64, device=self.device)
+        width, most = 2 + STEPS[0], next(size for size in BUCKETS if size >= num_slots)
+        self._results = torch.zeros(_DEPTH, most, width, dtype=torch.int32, device=self.device)
+        self._under_way: deque[Launch] = deque()
+        on_cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        longest = max(most * 4, HEADER + RING + PROMPT_BUCKETS[-1])
+        self._host_commands = [
+            torch.zeros(longest, dtype=torch.int64, pin_memory=on_cuda) for _ in range(_DEPTH)
+        ]
+        self._host_results = [
+            torch.zeros(most, width, dtype=torch.int32, pin_memory=on_cuda) for _ in range(_DEPTH)
+        ]
+
+    def _make_ops(self, draw: DrawRows, pdl: bool) -> RowOps:
+        config = self.config
+        if not self.use_kernels:
+            return PlainOps(
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                eps=config.rms_norm_eps,
+                state=self.state,
+                table=self.table,
+                cos=self.cos,
+                sin=self.sin,
+                speech_token_size=config.speech_token_size,
+                draw=draw,
+            )
+        from vivace.kernels.lm_launch import KernelOps
+
+        return KernelOps(
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            state=self.state,
+            table=self.table,
+            cos=self.cos,
+            sin=self.sin,
+            speech_token_size=config.speech_token_size,
+            vocab=config.num_speech_rows,
+            pdl=pdl,
+            splits=8 if self.deterministic else None,
+        )
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """Gives a slot its pages, in the order of its positions."""
+        assert len(pages) <= self.max_pages, "more pages than a row may have"
+        row = torch.zeros(self.max_pages, dtype=torch.int32)
+        row[: len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        with self._on_stream():
+            self.table[slot] = row.to(self.device)
+
+    def launch(self, commands: Sequence[RowCommand], steps: int) -> Launch:
+        """Starts ``steps`` (one of ``STEPS``) steps of the rows named; returns at once on CUDA."""
+        rows = len(commands)
+        bucket = next(size for size in BUCKETS if size >= rows)
+        numbers = [number for c in commands for number in (c.slot, c.count, c.kind, c.min_place)]
+        numbers += [-1, 0, 0, 0] * (bucket - rows)
+        return self._run(("step", bucket, steps), numbers, [c.slot for c in commands])
+
+    def prompt(self, row: RowPrompt) -> Launch:
+        """Starts a prompt: its positions, then one token. The result is that of its last launch."""
+        ids, past = list(row.ids), row.past
+        most = PROMPT_BUCKETS[-1]
+        while len(ids) > most:
+            self.collect(self._prompt_part(row, ids[:most], past, draws=False))
+            ids, past = ids[most:], past + most
+        return self._prompt_part(row, ids, past, draws=True)
+
+    def _prompt_part(self, row: RowPrompt, ids: list[int], past: int, *, draws: bool) -> Launch:
+        bucket = next(size for size in PROMPT_BUCKETS if size >= len(ids))
+        command = row.command
+        header = torch.zeros(HEADER, dtype=torch.int64)
+        header[:7] = torch.tensor(
+            [command.slot, len(ids), past, row.place, command.min_place, command.kind, row.seed]
+        )
+        header[8], header[9], header[12] = row.top_k, row.win_size, row.decoded
+        header[13] = 1 if draws else 0
+        fractions = header.view(torch.float64)
+        fractions[7], fractions[10], fractions[11] = row.top_p, row.tau_r, row.temperature
+        ring = [-1] * RING
+        for age, token in enumerate(reversed(row.history[-RING:]), 1):
+            ring[(row.decoded - age) % RING] = token
+        numbers = [*header.tolist(), *ring, *ids, *([0] * (bucket - len(ids)))]
+        return self._run(("prompt", bucket, 1), numbers, [command.slot])
+
+    def collect(self, launch: Launch) -> dict[int, RowResult]:
+        """Waits for a launch (all earlier ones have ended then too); results by slot."""
+        while not launch.is_collected:
+            self._collect_oldest()
+        return launch.results
+
+    # -- graphs ----------------------------------------------------------------------------------------------
+
+    def warm_up(
+        self, max_rows: int, steps: Sequence[int] = STEPS, prompts: Sequence[int] = PROMPT_BUCKETS
+    ) -> None:
+        """Captures the graphs of all buckets up to ``max_rows`` rows and of the prompts."""
+        for bucket in PROMPT_BUCKETS:
+            if bucket in prompts:
+                self._prepare(("prompt", bucket, 1))
+        for bucket in BUCKETS:
+            for count in steps:
+                self._prepare(("step", bucket, count))
+            if bucket >= max_rows:
+                break
+
+    def _on_stream(self) -> Any:
+        return torch.cuda.stream(self.stream)
+
+    def _run(self, key: tuple[str, int, int], numbers: list[int], slots: list[int]) -> Launch:
+        if len(self._under_way) == _DEPTH:
+            self._collect_oldest()
+        self._prepare(key)
+        turn = self._count % _DEPTH
+        self._count += 1
+        host = self._host_commands[turn]
+        host[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        launch = Launch(slots, self._host_results[turn][: len(slots)])
+        with self._on_stream():
+            commands, _ = self._inputs[key]
+            commands.view(-1).copy_(host[: len(numbers)], non_blocking=True)
+            graph = self._graphs[key]
+            if graph is None:
+                self._body(key)
+            else:
+                graph.replay()
+            result = self._results[turn, : len(slots)]
+            if self._copy_stream is None:
+                launch.host.copy_(result)
+            else:
+                assert self.stream is not None
+                self._copy_stream.wait_stream(self.stream)
+                with torch.cuda.stream(self._copy_stream):
+                    launch.host.copy_(result, non_blocking=True)
+                    launch.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    launch.done.record(self._copy_stream)
+        self._under_way.append(launch)
+        return launch
+
+    def _collect_oldest(self) -> None:
+        launch = self._under_way.popleft()
+        if launch.done is not None:
+            launch.done.synchronize()
+        for slot, row in zip(launch.slots, launch.host.tolist(), strict=True):
+            launch.results[slot] = RowResult(row[2 : 2 + row[1]], row[0])
+        launch.is_collected = True
+
+    def _prepare(self, key: tuple[str, int, int]) -> None:
+        """Inputs and graph of one kind of launch, made at warm-up or at its first use."""
+        if key in self._graphs:
+            return
+        kind, size, _ = key
+        width = (size, 4) if kind == "step" else (HEADER + RING + size,)
+        commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
+        slots = torch.full((size if kind == "step" else 1,), -1, dtype=torch.int32, device=self.device)
+        self._inputs[key] = commands, slots
+        self._graphs[key] = None
+        if not self.use_kernels or self.stream is None:
+            return
+        # A run over empty rows compiles what is not compiled yet and touches no row.
+        self._empty_command(kind, commands)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._on_stream():
+            turn = self._launches.clone()
+            self._body(key)
+            self._launches.copy_(turn)
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"
+        ):
+            self._body(key)
+        self._memory = self._memory or graph.pool()
+        self._graphs[key] = graph
+
+    @staticmethod
+    def _empty_command(kind: str, commands: Tensor) -> None:
+        if kind == "prompt":
+            commands.zero_()
+            commands[0] = -1
+            commands[1] = 1
+
+    @torch.inference_mode()
+    def _body(self, key: tuple[str, int, int]) -> None:
+        """What a launch runs, from the commands on the device to the results on the device."""
+        kind, _, steps = key
+        commands, slots = self._inputs[key]
+        if kind == "prompt":
+            self.ops.prompt_begin(commands, slots)
+            lm_packed.prompt(self.ops, self.weights, self.pool, commands[HEADER + RING :], slots)
+        else:
+            self.ops.begin(commands, slots)
+            for _ in range(steps):
+                self._step(slots)
+        self.ops.report(slots, self._launches, self._results)
+        self._launches += 1
+
+    def _step(self, slots: Tensor) -> None:
+        if self.use_kernels and slots.shape[0] <= FUSED_ROWS:
+            lm_packed.fused_step(self.ops, self.weights, self.pool, slots)  # type: ignore[arg-type]
+        else:
+            lm_packed.step(self.ops, self.weights, self.pool, slots)
