@@ -412,7 +412,7 @@ def test_a_model_that_makes_no_speech_is_an_error(engine, ask, monkeypatch):
 
     def silent(self, count):
         attempts.append(self._offset)
-        self.finish_reason = "stop"
+        self._rules.finish_reason = "stop"
         return []
 
     monkeypatch.setattr(LMSession, "decode", silent)

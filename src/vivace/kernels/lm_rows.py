@@ -243,9 +243,9 @@ def norm_linear_kernel(
 ):
     """``out = norm(x) @ weight.T`` for few rows, the norm computed anew by each program.
 
-    Grid ``(cdiv(N, BLOCK_N), rows / ROWS)``; ``x`` float32 ``[rows, K]``, ``weight [N, K]``. ``GATED``: ``weight [2 N, K]``
-    holds gate and up, and ``out`` is ``silu(gate) * up``. The whole width of a weight row is in flight at once: at one
-    row nothing else matters.
+    Grid ``(cdiv(N, BLOCK_N), rows / ROWS)``; ``x`` float32 ``[rows, K]``, ``weight [N, K]``. ``GATED``: the weight
+    ``[2 N, K]`` holds gate and up, and ``out`` is ``silu(gate) * up``. The whole width of a weight row is in flight at
+    once: at one row nothing else matters.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
