@@ -147,6 +147,7 @@ def test_pause_seek_and_play_again(pages, fake):
     assert "of 4.0 seconds" in page.get_attribute("#position", "aria-valuetext")
     page.click("#play")
     wait_for(page, IDLE)
+    wait_for(page, SILENCE)
     page.click("#play")
     wait_for(page, SOUND)
     assert page.get_attribute("#play", "aria-label") == "Pause"
@@ -170,6 +171,7 @@ def test_page_without_a_worklet_plays_too(pages, fake):
     wait_for(page, SOUND)
     wait_for_words(page, "#figure-heard", " ms")
     wait_for(page, IDLE)
+    wait_for(page, SILENCE)
     page.click("#play")
     wait_for(page, SOUND)
     page.keyboard.press("Escape")
@@ -186,6 +188,18 @@ def test_long_text_is_spoken_in_parts_that_follow_each_other(pages, fake):
     assert len(fake.sessions) == 3
     assert all(len(session[1]["text"].encode()) <= 32 * 1024 for session in fake.sessions)
     assert page.inner_text("#clock").endswith("0:01")  # 3 × 0.5 s
+
+
+def test_stop_before_the_connection_stands(pages, fake):
+    fake.endless = True
+    page = pages.open()
+    page.fill("#text", "Never mind.")
+    page.evaluate("document.getElementById('speak').click(), document.getElementById('speak').click()")
+    wait_for_words(page, "#state", "Stopped")
+    speak(page, "This one.")
+    wait_for(page, SOUND)
+    assert sent(fake) == ["This one."]
+    page.keyboard.press("Escape")
 
 
 # Settings, voices, files
@@ -335,6 +349,7 @@ def test_speaks_as_words_are_typed(pages, fake):
     wait_for(page, IDLE)
     assert sent(fake) == ["Hello ", "world,", " ", "it ", "is ", "3.5 ", "now"]
     assert [message["type"] for message in fake.sessions[-1]].count("input.done") == 1
+    wait_for(page, SILENCE)
     page.keyboard.type("Again. ")
     wait_for(page, SOUND)
     page.keyboard.press("Escape")

@@ -34,12 +34,13 @@ export class Player {
     this.ended = false;
     this.restart(0);
     this.playing = true;
+    this.paused = false;
   }
 
   /** Opens the sound device; call it from a click or a key. Audio may be pushed before it is ready. */
   async prepare(rate = this.rate) {
     if (this.context && rate !== this.context.sampleRate) {
-      this.output = null;
+      this.output = this.opening = null;
       await this.context.close();
       this.context = null;
     }
@@ -57,7 +58,8 @@ export class Player {
         this.on.drained();
       },
     };
-    const output = await openOutput(context, on);
+    this.opening ??= openOutput(context, on);
+    const output = await this.opening;
     if (context !== this.context || this.output) return; // another call was faster
     this.output = output;
     this.lenient = this.slowText;
@@ -81,6 +83,7 @@ export class Player {
   goOn() {
     this.ended = this.toldEnd = false;
     this.playing = true;
+    this.paused = false;
     this.output?.goOn();
   }
 
@@ -94,16 +97,14 @@ export class Player {
   play() {
     if (!this.playing) this.restart(this.position >= this.seconds - 0.05 ? 0 : this.played());
     this.playing = true;
+    this.paused = false;
     this.context?.resume();
     this.feed();
   }
 
   pause() {
+    this.paused = true;
     this.context?.suspend();
-  }
-
-  get paused() {
-    return this.context?.state === "suspended";
   }
 
   seek(seconds) {
@@ -114,7 +115,7 @@ export class Player {
   /** Falls silent at once; what there is can be played again. */
   stop() {
     this.ended = true;
-    this.playing = false;
+    this.playing = this.paused = false;
     this.restart(0);
   }
 

@@ -114,7 +114,6 @@ export class Stage {
   toggle() {
     if (this.player.playing && !this.player.paused) this.player.pause();
     else this.player.play();
-    setTimeout(() => this.changed(), 60); // a context changes its state a moment later
     this.changed();
   }
 

@@ -78,7 +78,8 @@ export class Utterance {
     clearInterval(this.pings);
     this.write({ type: "session.close" });
     this.socket.onmessage = this.socket.onclose = null;
-    this.socket.close(1000);
+    if (this.socket.readyState === WebSocket.CONNECTING) this.socket.onopen = () => this.socket.close(1000);
+    else this.socket.close(1000);
   }
 
   fail(error) {
