@@ -23,7 +23,7 @@ DEADLINE_S = 30.0
 
 
 class TalkService(FakeService):
-    """Speaks the UTF-8 bytes of the text as samples, one chunk a word.
+    """Speaks the UTF-8 bytes of the text as samples, one chunk a word, one segment a sentence.
 
     ``slow`` pauses, ``block`` stops for ever, ``endless`` never stops speaking, ``fail`` fails.
     """
@@ -44,6 +44,8 @@ class TalkStream:
         self._chunks = None
         self._index = 0
         self._num_samples = 0
+        self._segment = 0
+        self._spoken = [""]
 
     def __aiter__(self):
         return self
@@ -78,6 +80,10 @@ class TalkStream:
     async def _speak(self):
         said = False
         async for word in self._words():
+            if self._spoken[-1].endswith(". "):
+                self._segment += 1
+                self._spoken.append("")
+            self._spoken[-1] += word
             self._service.words.append(word)
             said = True
             if word.strip() == "slow":
@@ -110,12 +116,14 @@ class TalkStream:
         start_s = self._num_samples / RATE
         self._index += 1
         self._num_samples += len(samples)
-        return AudioChunk(samples, RATE, self._index - 1, 0, start_s, 1.5, StageTimes(lm_ms=1.0), False)
+        return AudioChunk(
+            samples, RATE, self._index - 1, self._segment, start_s, 1.5, StageTimes(lm_ms=1.0), False
+        )
 
     def summary(self):
         return SynthesisResult(
             np.zeros(0, np.float32), RATE, self._num_samples / RATE, 1.5, 2.0, 0.1, 80.0, 5, 25, 1, "stop",
-            StageTimes(lm_ms=1.0),
+            StageTimes(lm_ms=1.0), self._spoken,
         )  # fmt: skip
 
 

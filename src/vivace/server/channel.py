@@ -37,6 +37,9 @@ class Channel:
         self._news = asyncio.Event()
 
     def push(self, chunk: AudioChunk, result: SynthesisResult) -> None:
+        """A chunk, and the figures so far; of the spoken text only what is new."""
+        if self.result is not None:
+            result.spoken_text = [*self.result.spoken_text, *result.spoken_text]
         self.chunks.append(chunk)
         self.result = result
         self._news.set()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import WebSocketRoute
 
 from vivace.server.connection import Connection
+from vivace.server.elevenlabs import add_elevenlabs_routes
 from vivace.server.websocket_session import Session
 
 if TYPE_CHECKING:
@@ -26,3 +27,4 @@ def add_websocket_routes(app: FastAPI, service: SpeechService, config: ServerCon
         await Session(Connection(websocket, config), service, config, app.state.metrics).run()
 
     app.router.routes.append(WebSocketRoute(PATH, speech_stream))
+    add_elevenlabs_routes(app, service, config)

@@ -102,8 +102,12 @@ def request_of(header: Header, voice: str | Voice | None) -> SynthesisRequest:
     )
 
 
-def chunk_frame(request_id: int, chunk: AudioChunk, so_far: SynthesisResult) -> bytes:
-    """A chunk, with the figures of the request so far."""
+def chunk_frame(request_id: int, chunk: AudioChunk, so_far: SynthesisResult, num_told: int = 0) -> bytes:
+    """A chunk, with the figures of the request so far.
+
+    Args:
+        num_told: segments whose text has been sent before.
+    """
     header = {
         "kind": "chunk",
         "id": request_id,
@@ -113,7 +117,7 @@ def chunk_frame(request_id: int, chunk: AudioChunk, so_far: SynthesisResult) -> 
         "elapsed_ms": chunk.elapsed_ms,
         "times": astuple(chunk.times),
         "is_last": chunk.is_last,
-        "result": result_header(so_far, spoken_text=False),
+        "result": result_header(so_far) | {"spoken_text": so_far.spoken_text[num_told:]},
     }
     return pack(header, np.ascontiguousarray(chunk.samples, "<f4").tobytes())
 
@@ -132,13 +136,10 @@ def chunk_of(header: Header, payload: bytes) -> AudioChunk:
     )
 
 
-def result_header(result: SynthesisResult, *, spoken_text: bool = True) -> Header:
+def result_header(result: SynthesisResult) -> Header:
     """The figures of a request, without samples."""
     header = {name: getattr(result, name) for name in result.__slots__ if name not in ("samples", "times")}
-    return header | {
-        "times": astuple(result.times),
-        "spoken_text": result.spoken_text if spoken_text else [],
-    }
+    return header | {"times": astuple(result.times)}
 
 
 def result_of(header: Header) -> SynthesisResult:
