@@ -10,7 +10,9 @@ import torch
 
 from tests.conftest import GOLDEN
 from vivace.config import EncoderConfig, UNetConfig, UNetFlowConfig
+from vivace.models.flow_encoder import UpsampleEncoder
 from vivace.models.flow_unet import UNetFlow
+from vivace.models.unet_stream import PreparedUNet
 
 FOLDER = GOLDEN / "cosyvoice2-tiny"
 TINY = UNetFlowConfig(
@@ -120,3 +122,39 @@ def test_an_utterance_that_ends_inside_the_lookahead(model, vectors):
         parts = [model.step(stream, tokens[:40].tolist(), is_last=False)]
         parts.append(model.step(stream, tokens[40:count].tolist(), is_last=True))
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-4, rtol=0)
+
+
+def test_the_cost_of_a_chunk_is_flat(model, vectors, monkeypatch):
+    """Each Euler step of each chunk runs the chunk's own frames, the encoder its own tokens."""
+    frames, tokens = [], []
+    velocity, encode = PreparedUNet.velocity, UpsampleEncoder.step
+
+    def counted_velocity(unet, x, *rest):
+        frames.append(x.shape[1])
+        return velocity(unet, x, *rest)
+
+    def counted_encode(encoder, state, x, *rest):
+        tokens.append(x.shape[1])
+        return encode(encoder, state, x, *rest)
+
+    monkeypatch.setattr(PreparedUNet, "velocity", counted_velocity)
+    monkeypatch.setattr(UpsampleEncoder, "step", counted_encode)
+    _, prompt_mel, embedding = inputs(vectors)
+    stream = model.new_stream(embedding, prompt_mel)
+    for _ in range(12):
+        model.step(stream, [3] * 25, is_last=False)
+    assert frames == [50] * 10 * 11
+    assert tokens == [25 + 3] + [2 + 25 + 3] * 10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_streams(vectors, dtype):
+    tokens, prompt_mel, embedding = inputs(vectors)
+    flow = UNetFlow(TINY).to(dtype).eval()
+    assert flow.noise.dtype == torch.float32
+    stream = flow.new_stream(embedding, prompt_mel)
+    mel = torch.cat([flow.step(stream, part.tolist(), len(part) < 50) for part in tokens.split(50)], dim=1)
+    whole = flow.generate(tokens, prompt_mel, embedding, streaming=True)
+    assert mel.dtype == torch.float32
+    # 8 or 11 bits of each value, through ten guided steps of values around 3.
+    torch.testing.assert_close(mel, whole, atol=0.2 if dtype == torch.bfloat16 else 0.05, rtol=0)

@@ -149,3 +149,24 @@ def test_a_fork_goes_on_alone(first):
     fork = stream.fork()
     rest = flow.step(stream, tokens[130:].tolist(), is_last=True)
     assert torch.equal(rest, flow.step(fork, tokens[130:].tolist(), is_last=True))
+
+
+@torch.inference_mode()
+def test_the_cost_of_a_piece_is_flat(first, monkeypatch):
+    sizes = []
+    integrate = PieceFlow.integrate
+
+    def counted(flow, noise, *rest):
+        sizes.append(noise.shape[2])
+        return integrate(flow, noise, *rest)
+
+    monkeypatch.setattr(PieceFlow, "integrate", counted)
+    flow = built(PieceFlow)
+    _, prompt_mel, embedding = inputs(first)
+    stream = flow.new_stream(embedding, prompt_mel)
+    for _ in range(10):
+        flow.step(stream, [3] * 50, is_last=False)
+    # Prompt, two seconds before, one second, look-ahead; the window begins up to five tokens earlier, on the grid of the half rate.
+    assert max(sizes) <= 103 + TINY.num_frames(100 + 50 + 20) + 10
+    assert max(sizes[4:]) - min(sizes[4:]) <= 10
+    assert len(stream.tokens) < 250
