@@ -166,7 +166,8 @@ def test_the_cost_of_a_piece_is_flat(first, monkeypatch):
     stream = flow.new_stream(embedding, prompt_mel)
     for _ in range(10):
         flow.step(stream, [3] * 50, is_last=False)
-    # Prompt, two seconds before, one second, look-ahead; the window begins up to five tokens earlier, on the grid of the half rate.
+    # Prompt, two seconds before, one second, look-ahead; the window begins up to five tokens earlier, on the grid of
+    # the half rate.
     assert max(sizes) <= 103 + TINY.num_frames(100 + 50 + 20) + 10
     assert max(sizes[4:]) - min(sizes[4:]) <= 10
     assert len(stream.tokens) < 250
