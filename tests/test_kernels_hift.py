@@ -108,7 +108,8 @@ class Bench:
         before = [self.arena, self.out, self.states.pool, self.states.phases]
         assert any(not torch.equal(a, b) for a, b in zip(expected, before, strict=True))
         for one, other in zip(actual, expected, strict=True):
-            torch.testing.assert_close(one, other, atol=3e-5, rtol=1e-5)
+            # Orders of summation differ, and an exponential multiplies what they differ by.
+            torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -141,12 +142,13 @@ def test_all_but_convolutions(name: str, kernels: Any) -> None:
         return [
             lambda arena, out: module.load_states(states, arena, params),
             lambda arena, out: module.save_states(states, arena, params),
+            lambda arena, out: module.readout(layout.source, arena, params, FRAMES),
             lambda arena, out: module.phases(layout.source, arena, params, states, out.view(torch.int32)),
             lambda arena, out: module.samples(layout.source, arena, params, FRAMES),
-            lambda arena, out: module.spectrum(layout.spectrum, arena, params, FRAMES),
-            lambda arena, out: module.join(layout.stages[0].join, arena, params, FRAMES),
-            lambda arena, out: module.join(stage.join, arena, params, FRAMES),
-            lambda arena, out: module.mean(stage.mean, arena, params, FRAMES),
+            lambda arena, out: module.spectrum(layout.spectrum, arena, params, FRAMES, "ieee"),
+            lambda arena, out: module.join(layout.stages[0].join, arena, params, FRAMES, "ieee"),
+            lambda arena, out: module.join(stage.join, arena, params, FRAMES, "ieee"),
+            lambda arena, out: module.mean(stage.mean, arena, params, FRAMES, "ieee"),
             lambda arena, out: module.post(layout.post, arena, params, FRAMES, "ieee"),
             lambda arena, out: module.inverse(layout.post, arena, params, FRAMES, out, 4),
         ]

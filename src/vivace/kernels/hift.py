@@ -20,6 +20,7 @@ from vivace.kernels.hift_kernels import (
     mean_kernel,
     phases_kernel,
     post_kernel,
+    readout_kernel,
     samples_kernel,
     spectrum_kernel,
     states_kernel,
@@ -36,9 +37,10 @@ class Tile:
     k: int
     warps: int = 4
     stages: int = 3
+    taps_inside: bool = True
 
 
-def default_tile(op: Conv, precision: str) -> Tile:
+def default_tile(op: Conv, precision: str, frames: int) -> Tile:
     """Block shape that was the fastest, or near it, where it was measured."""
     n = 64 if op.channels_out % 64 == 0 else 32 if op.channels_out % 32 == 0 else 16
     k = 32 if op.channels_in >= 32 else 16
@@ -57,8 +59,8 @@ def conv(
     tile: Tile | None = None,
 ) -> None:
     """Convolutions of equal width, with what follows them."""
-    precision = "ieee" if op.exact else precision
-    tile = tile or default_tile(op, precision)
+    precision = op.precision or precision
+    tile = tile or default_tile(op, precision, frames)
     groups, m, n = op.groups, op.rows.most(frames), op.channels_out
     numbers = [arena.stride(0), op.row_stride, op.channels_in, *(g.weight for g in groups)]
     for group in groups:
@@ -97,6 +99,8 @@ def conv(
         ACTIVATION=int(op.activation),
         SLOPE=op.slope,
         PRECISION=precision,
+        ROUND=precision == "tf32",
+        TAPS_INSIDE=tile.taps_inside,
         BM=tile.m,
         BN=tile.n,
         BK=tile.k,
@@ -133,10 +137,29 @@ def save_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) ->
     _states(op, arena, params, save=True, pdl=pdl)
 
 
+def readout(op: Source, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+    """F0 of the new frames, added up in float64."""
+    block = 2
+    readout_kernel[(triton.cdiv(frames, block), arena.shape[0])](
+        arena,
+        arena.stride(0),
+        params,
+        op.weight,
+        HIDDEN=op.hidden,
+        F0=op.f0,
+        C=op.channels,
+        BC=triton.next_power_of_2(op.channels),
+        BT=block,
+        num_warps=4,
+        PDL=pdl,
+        launch_pdl=pdl,
+    )
+
+
 def phases(
     op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor, pdl: bool = False
 ) -> None:
-    """F0 of the new frames and the phase of every harmonic; the rows' flags become zero."""
+    """The phase of every harmonic in the new frames; the rows' flags become zero."""
     phases_kernel[(arena.shape[0],)](
         arena,
         arena.stride(0),
@@ -145,18 +168,14 @@ def phases(
         states.phases.stride(0),
         flags,
         flags.stride(0),
-        op.weight,
-        HIDDEN=op.hidden,
         F0=op.f0,
         STARTS=op.starts,
-        C=op.channels,
-        BC=triton.next_power_of_2(op.channels),
         HARMONICS=op.harmonics,
         HOP=op.hop,
         RATE_HZ=op.rate_hz,
         PER_SAMPLE=op.per_sample,
-        BT=16,
-        num_warps=8,
+        BT=64,
+        num_warps=4,
         PDL=pdl,
         launch_pdl=pdl,
     )
@@ -187,7 +206,9 @@ def samples(op: Source, arena: Tensor, params: Tensor, frames: int, pdl: bool = 
     )
 
 
-def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def spectrum(
+    op: Spectrum, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False
+) -> None:
     """Columns of the source's spectrum, zero before the first one."""
     bins, block = op.basis.shape[1] // 2, 64
     assert 2 * bins <= 32
@@ -207,12 +228,13 @@ def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool
         BINS=bins,
         BM=block,
         num_warps=4,
+        ROUND=precision == "tf32",
         PDL=pdl,
         launch_pdl=pdl,
     )
 
 
-def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Upsampled rows plus the source's; raw, and behind the snake of each residual block."""
     block = 1024
     join_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
@@ -231,12 +253,13 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False
         SHIFT=op.shift,
         BLOCK=block,
         num_warps=4,
+        ROUND=precision == "tf32",
         PDL=pdl,
         launch_pdl=pdl,
     )
 
 
-def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Average of the residual blocks behind a leaky rectifier."""
     block = 1024
     mean_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
@@ -252,6 +275,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False
         SLOPE=op.slope,
         BLOCK=block,
         num_warps=4,
+        ROUND=precision == "tf32" and op.is_rounded,
         PDL=pdl,
         launch_pdl=pdl,
     )
@@ -259,7 +283,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False
 
 def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
-    block = 64
+    block = 32
     assert op.bins <= 16
     post_kernel[(triton.cdiv(op.rows.most(frames), block), arena.shape[0])](
         arena,
@@ -278,7 +302,7 @@ def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, p
         EXTRA=op.rows.extra,
         PRECISION=precision,
         BM=block,
-        BK=32,
+        BK=64,
         num_warps=4,
         PDL=pdl,
         launch_pdl=pdl,

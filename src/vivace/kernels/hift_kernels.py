@@ -45,9 +45,23 @@ def _pick(group, values, count: tl.constexpr):
 
 
 @triton.jit
-def _snake(x, alpha):
-    sine = tl.sin(x * alpha)
-    return x + sine * sine / (alpha + 1e-9)
+def _snake(x, alpha, inverse):
+    """``x + sin²(alpha x) * inverse``; the sine by a polynomial that is as good as float32 is, without a branch."""
+    angle = x * alpha
+    half_turns = tl.floor(angle * 0.3183098861837907 + 0.5)
+    rest = angle - half_turns * 3.140625
+    rest = rest - half_turns * 0.0009676535846665502
+    z = rest * rest
+    sine = z * (-0.0001980661520218 + z * 2.60005477e-06) + 0.008333017291565
+    sine = rest + rest * z * (z * sine - 0.16666657096504)
+    return x + sine * sine * inverse
+
+
+@triton.jit
+def _to_tf32(x):
+    """Rounded to the 10 bits that the matrix units keep, which would cut the others off."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
 
 
 @triton.jit
@@ -80,6 +94,8 @@ def conv_kernel(
     ACTIVATION: tl.constexpr,
     SLOPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUND: tl.constexpr,
+    TAPS_INSIDE: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -93,8 +109,6 @@ def conv_kernel(
     n_tiles: tl.constexpr = (N + BN - 1) // BN
     m0 = tl.program_id(0) // n_tiles * BM
     n0 = tl.program_id(0) % n_tiles * BN
-    if PDL:
-        gdc_launch_dependents()
     if (frames == 0) | (m0 >= count):
         if PDL:
             gdc_wait()  # a launch must not seem to be over before the one ahead of it is
@@ -119,16 +133,25 @@ def conv_kernel(
     total = tl.zeros((BM, BN), dtype=tl.float32)
     if PDL:
         gdc_wait()
+    tap, first_channel = taps * 0, taps * 0
     for step in range(taps * k_tiles):
-        tap = step // k_tiles
-        channel = (step % k_tiles) * BK + k
+        if TAPS_INSIDE:  # neighbouring taps read almost the same rows, which wait in the first cache
+            channel = first_channel + k
+        else:
+            tap = step // k_tiles
+            channel = (step % k_tiles) * BK + k
         inside = channel < KC
         x_tile = x + tap * tap_stride + row_offsets + channel[None, :]
         w_tile = w + w_rows + tap * KC + channel[None, :]
         if MEL_ROW >= 0:
             a = tl.load(x_tile, mask=inside[None, :] & (m[:, None] + tap < valid), other=0.0)
+            if ROUND:
+                a = _to_tf32(a)
         elif KC % BK == 0:
-            a = tl.load(x_tile)
+            if TAPS_INSIDE:
+                a = tl.load(x_tile, cache_modifier=".ca")
+            else:
+                a = tl.load(x_tile)
         else:
             a = tl.load(x_tile, mask=inside[None, :], other=0.0)
         if (KC % BK == 0) and (N % BN == 0):
@@ -136,6 +159,12 @@ def conv_kernel(
         else:
             b = tl.load(w_tile, mask=inside[None, :] & (n[:, None] < N), other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        if TAPS_INSIDE:
+            tap += 1
+            first_channel = tl.where(tap == taps, first_channel + BK, first_channel)
+            tap = tl.where(tap == taps, 0, tap)
+    if PDL:
+        gdc_launch_dependents()
     keep_n = n < N
     y = total + tl.load(bias + group * N + n, mask=keep_n, other=0.0)[None, :]
     keep = (m[:, None] < count) & keep_n[None, :]
@@ -148,11 +177,15 @@ def conv_kernel(
         tl.store(arena + start + place, y, mask=keep)
     if ACTIVATED:
         if ACTIVATION == 1:
-            y = _snake(y, tl.load(alpha + group * N + n, mask=keep_n, other=1.0)[None, :])
+            factor = tl.load(alpha + group * N + n, mask=keep_n, other=1.0)
+            inverse = tl.load(alpha + (GROUPS + group) * N + n, mask=keep_n, other=1.0)
+            y = _snake(y, factor[None, :], inverse[None, :])
         elif ACTIVATION == 2:
             y = tl.where(y > 0, y, tl.exp(y) - 1.0)
         elif ACTIVATION == 3:
             y = tl.where(y > 0, y, y * SLOPE)
+        if ROUND:
+            y = _to_tf32(y)
         start = tl.multiple_of(_pick(group, activated_starts, GROUPS), ALIGN)
         tl.store(arena + start + place, y, mask=keep)
 
@@ -191,6 +224,37 @@ def states_kernel(
 
 
 @triton.jit
+def readout_kernel(
+    arena,
+    arena_stride,
+    numbers,
+    weight,
+    HIDDEN: tl.constexpr,
+    F0: tl.constexpr,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+    BT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """F0 of a few frames. Grid (blocks, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    numbers += row * _WIDTH
+    arena += row * arena_stride
+    channels = tl.arange(0, BC)
+    w = tl.load(weight + channels, mask=channels < C, other=0.0)
+    _wait(PDL)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    inside = t < tl.load(numbers + _F0_FRAMES)
+    x = tl.load(
+        arena + HIDDEN + t[:, None] * C + channels[None, :],
+        mask=inside[:, None] & (channels[None, :] < C),
+        other=0.0,
+    )
+    f0 = tl.abs(tl.sum(x.to(tl.float64) * w[None, :], axis=1) + tl.load(weight + C))
+    tl.store(arena + F0 + t, f0.to(tl.float32), mask=inside)
+
+
+@triton.jit
 def phases_kernel(
     arena,
     arena_stride,
@@ -199,12 +263,8 @@ def phases_kernel(
     phases_stride,
     flags,
     flags_stride,
-    weight,
-    HIDDEN: tl.constexpr,
     F0: tl.constexpr,
     STARTS: tl.constexpr,
-    C: tl.constexpr,
-    BC: tl.constexpr,
     HARMONICS: tl.constexpr,
     HOP: tl.constexpr,
     RATE_HZ: tl.constexpr,
@@ -212,7 +272,7 @@ def phases_kernel(
     BT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """F0 and phases of all frames of a row. Grid (rows,)."""
+    """Phases of all frames of a row. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     numbers += row * _WIDTH
     _wait(PDL)
@@ -224,31 +284,19 @@ def phases_kernel(
     known = tl.load(numbers + _IS_FIRST) == 0
     carried = phases + slot * phases_stride + h
     phase = tl.load(carried, mask=(h < HARMONICS) & known, other=0.0)
-    channels = tl.arange(0, BC)
-    w = tl.load(weight + channels, mask=channels < C, other=0.0)
-    bias = tl.load(weight + C)
     for t0 in range(0, frames, BT):
         t = t0 + tl.arange(0, BT)
         inside = t < frames
-        x = tl.load(
-            arena + HIDDEN + t[:, None] * C + channels[None, :],
-            mask=inside[:, None] & (channels[None, :] < C),
-            other=0.0,
-        )
-        f0 = tl.abs(tl.sum(x.to(tl.float64) * w[None, :], axis=1) + bias).to(tl.float32)
-        tl.store(arena + F0 + t, f0, mask=inside)
+        f0 = tl.load(arena + F0 + t, mask=inside, other=0.0)
         step = f0[:, None] * (h[None, :] + 1).to(tl.float32) / RATE_HZ
         step = tl.where(inside[:, None], step - tl.floor(step), 0.0)
-        ends = tl.cumsum(step.to(tl.float64) * HOP, axis=0) + phase[None, :]
-        begins = ends - step.to(tl.float64) * HOP
-        given = begins if PER_SAMPLE else ends
+        moved = step.to(tl.float64) * HOP
+        ends = tl.cumsum(moved, axis=0) + phase[None, :]
+        given = ends - moved if PER_SAMPLE else ends
         given = (given - tl.floor(given)).to(tl.float32)
-        tl.store(
-            arena + STARTS + t[:, None] * 16 + h[None, :],
-            given,
-            mask=inside[:, None] & (h < HARMONICS)[None, :],
-        )
-        phase += tl.sum(step.to(tl.float64) * HOP, axis=0)
+        place = arena + STARTS + t[:, None] * 16 + h[None, :]
+        tl.store(place, given, mask=inside[:, None] & (h < HARMONICS)[None, :])
+        phase += tl.sum(moved, axis=0)
         phase -= tl.floor(phase)
     tl.debug_barrier()
     tl.store(carried, phase, mask=h < HARMONICS)
@@ -329,6 +377,7 @@ def spectrum_kernel(
     EXTRA: tl.constexpr,
     BINS: tl.constexpr,
     BM: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A block of columns of the source spectrum. Grid (blocks, rows)."""
@@ -351,6 +400,8 @@ def spectrum_kernel(
         value = tl.load(arena + SAMPLES + place - start, mask=real, other=0.0)
         total += value[:, None] * tl.load(basis + i * (2 * BINS) + b, mask=b < 2 * BINS, other=0.0)[None, :]
     place = (column[:, None] + BEFORE) * (2 * BINS) + b[None, :]
+    if ROUND:
+        total = _to_tf32(total)
     tl.store(arena + OUTPUT + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))
 
 
@@ -370,6 +421,7 @@ def join_kernel(
     EXTRA: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Upsampled plus source, and its snakes. Grid (blocks, rows)."""
@@ -388,7 +440,9 @@ def join_kernel(
     x += tl.load(arena + SOURCE + i, mask=inside, other=0.0)
     tl.store(arena + RAW + i, x, mask=inside)
     for g in tl.static_range(GROUPS):
-        y = _snake(x, tl.load(alpha + g * C + i % C))
+        y = _snake(x, tl.load(alpha + g * C + i % C), tl.load(alpha + (GROUPS + g) * C + i % C))
+        if ROUND:
+            y = _to_tf32(y)
         tl.store(arena + ACTIVATED[g] + i, y, mask=inside)
 
 
@@ -405,6 +459,7 @@ def mean_kernel(
     EXTRA: tl.constexpr,
     SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Average of the blocks, leaky rectified. Grid (blocks, rows)."""
@@ -419,7 +474,10 @@ def mean_kernel(
     for g in tl.static_range(1, GROUPS):
         x += tl.load(arena + INPUTS[g] + i, mask=inside, other=0.0)
     x = x / GROUPS
-    tl.store(arena + OUTPUT + i, tl.where(x > 0, x, x * SLOPE), mask=inside)
+    x = tl.where(x > 0, x, x * SLOPE)
+    if ROUND:
+        x = _to_tf32(x)
+    tl.store(arena + OUTPUT + i, x, mask=inside)
 
 
 @triton.jit
@@ -453,22 +511,23 @@ def post_kernel(
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     if (frames == 0) | (tl.program_id(0) * BM >= count):
         return
-    bins = tl.arange(0, 16)
+    # Log magnitude and phase of a bin are neighbouring columns of one product, parted behind it.
+    n = tl.arange(0, 32)
+    w_rows = (n % 2 * BINS + n // 2) * (TAPS * C)
+    real_n = n < 2 * BINS
     k = tl.arange(0, BK)
-    log_magnitude = tl.zeros((BM, 16), dtype=tl.float32)
-    phase = tl.zeros((BM, 16), dtype=tl.float32)
+    total = tl.zeros((BM, 32), dtype=tl.float32)
     # A row's window is one stretch of memory, because the taps are neighbours.
     for k0 in range(0, TAPS * C, BK):
         inside = k0 + k < TAPS * C
         x = tl.load(arena + X + m[:, None] * C + k0 + k[None, :], mask=inside[None, :], other=0.0)
-        keep = inside[None, :] & (bins[:, None] < BINS)
-        place = bins[:, None] * (TAPS * C) + k0 + k[None, :]
-        w = tl.load(weight + place, mask=keep, other=0.0)
-        log_magnitude = tl.dot(x, tl.trans(w), log_magnitude, input_precision=PRECISION)
-        w = tl.load(weight + BINS * TAPS * C + place, mask=keep, other=0.0)
-        phase = tl.dot(x, tl.trans(w), phase, input_precision=PRECISION)
-    log_magnitude += tl.load(bias + bins, mask=bins < BINS, other=0.0)[None, :]
-    phase += tl.load(bias + BINS + bins, mask=bins < BINS, other=0.0)[None, :]
+        w = tl.load(
+            weight + w_rows[:, None] + k0 + k[None, :], mask=inside[None, :] & real_n[:, None], other=0.0
+        )
+        total = tl.dot(x, tl.trans(w), total, input_precision=PRECISION)
+    total += tl.load(bias + n % 2 * BINS + n // 2, mask=real_n, other=0.0)[None, :]
+    log_magnitude, phase = tl.split(tl.reshape(total, (BM, 16, 2)))
+    bins = tl.arange(0, 16)
     magnitude = tl.exp(tl.where(log_magnitude > MAX_LOG, MAX_LOG, log_magnitude))
     phase = tl.sin(phase)
     place = arena + SPECTRUM + m[:, None] * (2 * BINS) + bins[None, :]

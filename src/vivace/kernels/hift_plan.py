@@ -104,10 +104,12 @@ class Conv:
         channels_out: of the result.
         weight: flat, of all groups.
         bias: ``[groups, channels_out]``.
-        alpha: of the snake that follows, ``[groups, channels_out]``.
+        alpha: of the snake that follows and its inverse, ``[2, groups, channels_out]``.
         slope: of the leaky rectifier that follows.
         mel_row: column of the parameters with the first input row (inputs are the mel); None otherwise.
-        exact: computed in float32 whatever the others are.
+        precision: own precision, whatever that of the others is; None otherwise.
+
+    With precision "tf32" inputs come rounded, and so does the activated result leave; not the raw one.
     """
 
     name: str
@@ -122,7 +124,7 @@ class Conv:
     alpha: Tensor | None = None
     slope: float = 0.0
     mel_row: Param | None = None
-    exact: bool = False
+    precision: str | None = None
 
     @property
     def flops_per_row(self) -> int:
@@ -144,7 +146,7 @@ class Join:
     source: int
     raw: int
     activated: tuple[int, ...]
-    alpha: Tensor
+    alpha: Tensor  # and its inverse, [2, blocks, channels]
     shift: int
 
 
@@ -157,6 +159,7 @@ class Mean:
     inputs: tuple[int, ...]
     output: int
     slope: float
+    is_rounded: bool  # with precision "tf32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,27 @@ def _rows(arena: Tensor, origin: int, count: int, channels: int) -> Tensor:
     return arena[origin : origin + count * channels].view(count, channels)
 
 
-def _snake(x: Tensor, alpha: Tensor) -> Tensor:
+def _snake(x: Tensor, alpha: Tensor, inverse: Tensor) -> Tensor:
     sine = torch.sin(x * alpha)
-    return x + sine * sine / (alpha + 1e-9)
+    return x + sine * sine * inverse
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """Rounded to the 10 bits that the matrix units keep, which would cut the others off."""
+    bits = (x.contiguous().view(torch.int32) + 0x1000) & -0x2000
+    return torch.where(x == x, bits.view(torch.float32), x)
 
 
 def conv(op: Conv, arena: Tensor, params: Tensor, frames: int, precision: str, tile: object = None) -> None:
     """Convolutions of equal width, with what follows them."""
     for row, numbers in zip(arena, params, strict=True):
         for index, group in enumerate(op.groups):
-            _conv_group(op, group, index, row, numbers)
+            _conv_group(op, group, index, row, numbers, (op.precision or precision) == "tf32")
 
 
-def _conv_group(op: Conv, group: ConvGroup, index: int, arena: Tensor, params: Tensor) -> None:
+def _conv_group(
+    op: Conv, group: ConvGroup, index: int, arena: Tensor, params: Tensor, is_rounded: bool
+) -> None:
     count = _count(op.rows, params)
     if count == 0:
         return
@@ -60,20 +68,27 @@ def _conv_group(op: Conv, group: ConvGroup, index: int, arena: Tensor, params: T
     if op.mel_row is not None:
         reads = torch.arange(count)[:, None] + torch.arange(group.taps)
         x = torch.where((reads < int(params[Param.MEL_ROWS]) - first)[..., None], x, 0.0)
+        x = to_tf32(x) if is_rounded else x
     y = x.flatten(1) @ weight.T + op.bias[index]
     if group.residual >= 0:
         y = y + _rows(arena, group.residual, count, op.channels_out)
     if group.raw >= 0:
         _rows(arena, group.raw, count, op.channels_out).copy_(y)
     if group.activated >= 0:
-        if op.activation is Activation.SNAKE:
-            assert op.alpha is not None
-            y = _snake(y, op.alpha[index])
-        elif op.activation is Activation.ELU:
-            y = F.elu(y)
-        elif op.activation is Activation.LEAKY:
-            y = F.leaky_relu(y, op.slope)
+        y = _activate(op, index, y)
+        y = to_tf32(y) if is_rounded else y
         _rows(arena, group.activated, count, op.channels_out).copy_(y)
+
+
+def _activate(op: Conv, index: int, y: Tensor) -> Tensor:
+    if op.activation is Activation.SNAKE:
+        assert op.alpha is not None
+        return _snake(y, op.alpha[0, index], op.alpha[1, index])
+    if op.activation is Activation.ELU:
+        return F.elu(y)
+    if op.activation is Activation.LEAKY:
+        return F.leaky_relu(y, op.slope)
+    return y
 
 
 def load_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) -> None:
@@ -96,23 +111,29 @@ def save_states(op: States, arena: Tensor, params: Tensor, pdl: bool = False) ->
             kept[in_slot : in_slot + count] = row[start : start + count]
 
 
+def readout(op: Source, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+    """F0 of the new frames, added up in float64."""
+    for row, numbers in zip(arena, params, strict=True):
+        count = int(numbers[Param.F0_FRAMES])
+        hidden = _rows(row, op.hidden, count, op.channels).double()
+        row[op.f0 : op.f0 + count] = (hidden @ op.weight[:-1] + op.weight[-1]).abs().float()
+
+
 def phases(
     op: Source, arena: Tensor, params: Tensor, states: States, flags: Tensor, pdl: bool = False
 ) -> None:
-    """F0 of the new frames and the phase of every harmonic; the rows' flags become zero."""
+    """The phase of every harmonic in the new frames; the rows' flags become zero."""
     flags[:, 0] = 0
     multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32)
     for row, numbers in zip(arena, params, strict=True):
         frames, kept = int(numbers[Param.F0_FRAMES]), states.phases[int(numbers[Param.SLOT]), : op.harmonics]
         if int(numbers[Param.IS_FIRST]):
             kept.zero_()
-        hidden = _rows(row, op.hidden, frames, op.channels).double()
-        f0 = (hidden @ op.weight[:-1] + op.weight[-1]).abs().float()
+        f0 = row[op.f0 : op.f0 + frames]
         step = torch.remainder(f0[:, None] * multiples / op.rate_hz, 1.0)
         moved = step.double() * op.hop
         ends = moved.cumsum(0) + kept
         given = torch.remainder(ends - moved if op.per_sample else ends, 1.0).float()
-        row[op.f0 : op.f0 + frames] = f0
         _rows(row, op.starts, frames, 16)[:, : op.harmonics] = given
         if frames:
             kept.copy_(torch.remainder(ends[-1], 1.0))
@@ -150,7 +171,9 @@ def _hash(index: Tensor, key: int) -> Tensor:
     return ((value ^ (value >> 15)) >> 8).float() * 2.0**-24
 
 
-def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def spectrum(
+    op: Spectrum, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False
+) -> None:
     """Columns of the source's spectrum, zero before the first one."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
@@ -165,10 +188,11 @@ def spectrum(op: Spectrum, arena: Tensor, params: Tensor, frames: int, pdl: bool
         real = column * op.hop + start >= 0
         place = torch.where(real[:, None], place - start, 0)
         y = torch.where(real[:, None], row[op.samples + place] @ op.basis, 0.0)
+        y = to_tf32(y) if precision == "tf32" else y
         _rows(row, op.output, len(column), op.basis.shape[1]).copy_(y)
 
 
-def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Upsampled rows plus the source's; raw, and behind the snake of each residual block."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
@@ -179,16 +203,19 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int, pdl: bool = False
             up[0] = up[2]
         x = up + _rows(row, op.source, count, op.channels)
         _rows(row, op.raw, count, op.channels).copy_(x)
-        for place, alpha in zip(op.activated, op.alpha, strict=True):
-            _rows(row, place, count, op.channels).copy_(_snake(x, alpha))
+        for place, alpha, inverse in zip(op.activated, *op.alpha, strict=True):
+            y = _snake(x, alpha, inverse)
+            _rows(row, place, count, op.channels).copy_(to_tf32(y) if precision == "tf32" else y)
 
 
-def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, pdl: bool = False) -> None:
+def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
     """Average of the residual blocks behind a leaky rectifier."""
     for row, numbers in zip(arena, params, strict=True):
         count = _count(op.rows, numbers)
         x = torch.stack([_rows(row, place, count, op.channels) for place in op.inputs]).sum(0)
-        _rows(row, op.output, count, op.channels).copy_(F.leaky_relu(x / len(op.inputs), op.slope))
+        y = F.leaky_relu(x / len(op.inputs), op.slope)
+        y = to_tf32(y) if precision == "tf32" and op.is_rounded else y
+        _rows(row, op.output, count, op.channels).copy_(y)
 
 
 def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:

@@ -66,8 +66,8 @@ class DeviceVocoder:
     Args:
         model: whose weights are packed; it lives on the device that is to be used.
         slots: streams that may be open at once.
-        precision: of the convolutions: "tf32", "tf32x3" (near float32) or "ieee" (float32). F0 and the last
-            convolution keep float32's accuracy whatever it is.
+        precision: of the convolutions: "tf32", "tf32x3" (float32 as the sum of three products) or "ieee" (float32);
+            None chooses by the device. F0 and the last convolution keep float32's accuracy whatever it is.
         buckets: frames of the graphs.
         use_kernels: Triton; the plain versions otherwise. None chooses by the device.
         use_graphs: capture; None chooses by the device.
@@ -78,7 +78,7 @@ class DeviceVocoder:
         self,
         model: CausalHiFT,
         slots: int = 8,
-        precision: str = "tf32",
+        precision: str | None = None,
         buckets: Sequence[int] = BUCKETS,
         use_kernels: bool | None = None,
         use_graphs: bool | None = None,
@@ -86,7 +86,8 @@ class DeviceVocoder:
     ) -> None:
         self.device = model.conv_pre.weight.device
         on_gpu = self.device.type == "cuda"
-        self.precision, self.buckets, self.max_rows = precision, tuple(sorted(buckets)), max_rows
+        self.precision = precision or ("tf32" if on_gpu else "ieee")
+        self.buckets, self.max_rows = tuple(sorted(buckets)), max_rows
         self._kernels = _kernels(on_gpu if use_kernels is None else use_kernels)
         self._pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
         self._use_graphs = on_gpu if use_graphs is None else use_graphs
@@ -98,6 +99,8 @@ class DeviceVocoder:
             raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
         with torch.no_grad():
             self.layout: Layout = LayoutBuilder(model, self._max_frames).build()
+            if self.precision == "tf32":
+                self.layout.round_weights()
         self._arena = torch.zeros(max_rows, self.layout.size, device=self.device)
         self._params = torch.zeros(max_rows, len(Param), dtype=torch.int64, device=self.device)
         width = -(-(_HEADER + self._max_frames * self._hop + self._behind) // 4) * 4
@@ -187,17 +190,18 @@ class DeviceVocoder:
         event = self._params_events[which]
         if event is not None:  # the copy from two launches ago has read this buffer long since
             event.synchronize()
-        host = self._host_params[which]
+        pinned = self._host_params[which]
+        host = pinned.numpy()
         frames, ranges = 1, []
         for row, (stream, mel, is_last, _) in enumerate(work):
             values, samples = self._describe(stream, mel.shape[1], is_last)
-            host[row] = torch.tensor(values)
+            host[row] = values
             frames = max(frames, values[Param.F0_FRAMES], values[Param.FRAMES])
             ranges.append(samples)
         rows = len(work)
         bucket = next(bucket for bucket in self.buckets if bucket >= frames)
         self._prepare(bucket, rows)
-        self._params[:rows].copy_(host[:rows], non_blocking=True)
+        self._params[:rows].copy_(pinned[:rows], non_blocking=True)
         self._params_events[which] = self._record()
         for row, (_, mel, _, _) in enumerate(work):
             if mel.shape[1]:
@@ -260,9 +264,10 @@ class DeviceVocoder:
         with self._aside(0):
             convs([layout.pre, layout.stages[0].up], chained=False)
         convs(layout.f0)
+        kernels.readout(layout.source, arena, params, frames, pdl)
         kernels.phases(layout.source, arena, params, states, out.view(torch.int32), pdl)
         kernels.samples(layout.source, arena, params, frames, pdl)
-        kernels.spectrum(layout.spectrum, arena, params, frames, pdl)
+        kernels.spectrum(layout.spectrum, arena, params, frames, precision, pdl)
         for stage in range(1, len(layout.stages)):
             with self._aside(stage):
                 convs(layout.stages[stage].source, chained=False)
@@ -271,9 +276,9 @@ class DeviceVocoder:
             if stage:
                 convs([plan.up])
             self._wait_for(stage)
-            kernels.join(plan.join, arena, params, frames)
+            kernels.join(plan.join, arena, params, frames, precision)
             convs(plan.blocks)
-            kernels.mean(plan.mean, arena, params, frames, pdl)
+            kernels.mean(plan.mean, arena, params, frames, precision, pdl)
         last = "ieee" if precision == "ieee" else "tf32x3"
         kernels.post(layout.post, arena, params, frames, last, pdl)
         kernels.inverse(layout.post, arena, params, frames, out, _HEADER, pdl)

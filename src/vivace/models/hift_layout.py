@@ -26,11 +26,13 @@ from vivace.kernels.hift_plan import (
     Source,
     Spectrum,
 )
+from vivace.kernels.hift_reference import to_tf32
 from vivace.layers.conv import CausalConv1d, CausalUpsampleConv1d, LookaheadConv1d
 from vivace.models.f0 import F0Predictor
 from vivace.models.hift import LAST_SLOPE, MAX_LOG_MAGNITUDE, CausalHiFT
 from vivace.models.hift_blocks import ResBlock
 
+F0_PRECISION = "ieee"
 _ALIGNMENT = 16  # floats: buffers begin at 64 bytes
 
 
@@ -74,6 +76,14 @@ class Layout:
     pre: Conv = field(init=False)
     stages: list[StagePlan] = field(default_factory=list)
     post: Post = field(init=False)
+
+    def round_weights(self) -> None:
+        """To TF32, except those of F0 and of the last convolution."""
+        self.pre = _rounded(self.pre)
+        for stage in self.stages:
+            stage.up = _rounded(stage.up)
+            stage.source = [_rounded(op) for op in stage.source]
+            stage.blocks = [_rounded(op) for op in stage.blocks]
 
     @property
     def convs(self) -> list[Conv]:
@@ -128,7 +138,7 @@ class LayoutBuilder:
             taps = conv.kernel_size[0]
             start = below.start if index == 0 else below.origin - (taps - 1) * below.channels
             group = ConvGroup(taps, start, below.channels, 0, activated=above.origin)
-            op = _plain_conv(f"f0.{index}", rows, conv, group, Activation.ELU, exact=True)
+            op = _plain_conv(f"f0.{index}", rows, conv, group, Activation.ELU, precision=F0_PRECISION)
             layout.f0.append(op if index else _reading_mel(op, Param.F0_MEL_ROW))
             below = above
         classifier, mix = predictor.classifier, source.l_linear
@@ -220,7 +230,7 @@ class LayoutBuilder:
             source_rows.origin,
             x.origin,
             tuple(buffer.origin for buffer in firsts),
-            torch.stack([block.pairs()[0][0].alpha for block in blocks]).float(),
+            _with_inverse([block.pairs()[0][0].alpha for block in blocks]),
             int(is_last),
         )
         if is_last:
@@ -228,7 +238,7 @@ class LayoutBuilder:
         else:
             history, slope = cast(CausalUpsampleConv1d, model.ups[stage + 1]).context, config.lrelu_slope
         output = self._for_rows(rows, channels, history)
-        mean = Mean(rows, channels, tuple(result.origin for result in results), output.origin, slope)
+        mean = Mean(rows, channels, tuple(r.origin for r in results), output.origin, slope, not is_last)
         self.layout.stages.append(StagePlan(up_op, source, join, convs, mean))
         return output
 
@@ -270,7 +280,7 @@ class LayoutBuilder:
             down.weight.transpose(1, 2).float().flatten().contiguous(),
             cast(Tensor, down.bias).float()[None].contiguous(),
             Activation.SNAKE,
-            block.pairs()[0][0].alpha.float()[None].contiguous(),
+            _with_inverse([block.pairs()[0][0].alpha]),
         )
         return [op, *convs]
 
@@ -335,6 +345,15 @@ class LayoutBuilder:
         )
 
 
+def _with_inverse(alphas: Sequence[Tensor]) -> Tensor:
+    alpha = torch.stack(list(alphas)).float()
+    return torch.stack((alpha, 1 / (alpha + 1e-9)))
+
+
+def _rounded(op: Conv) -> Conv:
+    return replace(op, weight=to_tf32(op.weight))
+
+
 def _causal_layers(predictor: F0Predictor) -> list[CausalConv1d]:
     return [layer for layer in predictor.condnet if isinstance(layer, CausalConv1d)]
 
@@ -346,7 +365,7 @@ def _plain_conv(
     group: ConvGroup,
     activation: Activation,
     slope: float = 0.0,
-    exact: bool = False,
+    precision: str | None = None,
 ) -> Conv:
     return Conv(
         name,
@@ -359,7 +378,7 @@ def _plain_conv(
         cast(Tensor, conv.bias).float()[None].contiguous(),
         activation,
         slope=slope,
-        exact=exact,
+        precision=precision,
     )
 
 
@@ -392,5 +411,5 @@ def _grouped(
         torch.cat(weights),
         torch.stack([cast(Tensor, conv.bias) for conv, *_ in members]).float(),
         Activation.SNAKE if alphas else Activation.NONE,
-        torch.stack(alphas).float() if alphas else None,
+        _with_inverse(alphas) if alphas else None,
     )
