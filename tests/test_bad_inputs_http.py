@@ -152,12 +152,13 @@ def test_H9_request_ids_are_ours(server, row):
     assert head.count(b"x-request-id") == 1
 
 
-def test_H3_five_hundred_partial_requests_disturb_nobody(server):
+def test_H3_hundreds_of_partial_requests_disturb_nobody(server):
     """Each is answered and closed in time; a real client is served meanwhile."""
     server.service.script = [0.05]
     held = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        for _ in range(500):
+        for _ in range(min(500, soft // 2 - 100)):  # both ends are in this process
             context = server.connect()
             connection = context.__enter__()
             held.append((context, connection))

@@ -23,7 +23,7 @@ from tests.server_helpers import (
     wait_until,
 )
 from vivace.config import ServerConfig
-from vivace.errors import InvalidTextError, OverloadedError, SynthesisError
+from vivace.errors import CancelledRequestError, InvalidTextError, OverloadedError, SynthesisError
 from vivace.server.metrics import Metrics
 from vivace.server.playback import Playback
 from vivace.server.voice_names import OPENAI_VOICES
@@ -233,6 +233,13 @@ def test_a_fault_of_ours_is_internal_and_says_nothing(client, server):
     assert _error(response) == (500, "internal_error")
     assert "secret" not in response.text
     assert response.headers["x-should-retry"] == "false"
+
+
+def test_a_request_that_the_server_ended_may_be_tried_again(client, server):
+    server.service.script = [CancelledRequestError("the request was cancelled")]
+    response = _speak(client)
+    assert _error(response) == (503, "engine_restarting")
+    assert response.headers["retry-after"] == "1"
 
 
 def test_an_unexpected_exception_is_internal(client, server):

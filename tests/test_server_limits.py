@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import struct
 import time
@@ -22,7 +23,7 @@ from tests.server_helpers import (
 )
 from vivace.config import ServerConfig
 from vivace.errors import ServeError
-from vivace.server.door import bind, check_access, read_aliases, read_keys
+from vivace.server.door import bind, check_access, fit_to_open_files, read_aliases, read_keys
 
 KEY = "correct-horse-battery"
 QUICK = ServerConfig(
@@ -329,6 +330,24 @@ def test_a_port_that_is_taken_is_said_in_words():
 )
 def test_what_only_this_machine_can_reach(host, is_local):
     assert ServerConfig(host=host).is_local is is_local
+
+
+@pytest.mark.skipif(os.name != "posix", reason="bounds of open files")
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to", "connections"),
+    [
+        (1_024, 1_048_576, 4_352, 4_096),
+        (1_024, 4_096, 4_096, 3_840),
+        (64, 64, 64, 32),
+        (8_192, 8_192, None, 4_096),
+    ],
+)
+def test_connections_fit_the_files_that_may_be_open(monkeypatch, soft, hard, raised_to, connections):
+    asked = []
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda kind, bounds: asked.append(bounds[0]))
+    assert fit_to_open_files(ServerConfig()).max_connections == connections
+    assert asked == ([] if raised_to is None else [raised_to])
 
 
 def test_aliases():

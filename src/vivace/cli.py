@@ -321,7 +321,7 @@ def serve(
     """Serve the page, OpenAI's speech interface and more over HTTP."""
     from vivace.config import ServerConfig
     from vivace.config import api_keys as keys_in_environment
-    from vivace.server.door import bind, check_access, read_aliases, read_keys
+    from vivace.server.door import bind, check_access, fit_to_open_files, read_aliases, read_keys
 
     keys = read_keys(api_keys) if api_keys is not None else keys_in_environment()
     config = ServerConfig(
@@ -340,7 +340,7 @@ def serve(
         from vivace.server.run import open_service, run
 
         settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
-        run(lambda: open_service(settings), config, listener, _print)
+        run(lambda: open_service(settings), fit_to_open_files(config), listener, _print)
 
 
 @voice_app.command("add")

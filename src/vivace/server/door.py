@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vivace.errors import ServeError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from vivace.config import ServerConfig
 
 MIN_KEY_CHARACTERS = 8
+RESERVED_FILES = 256
+"""Open files that are kept for anything but connections."""
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -68,6 +71,22 @@ def check_access(config: ServerConfig) -> None:
         raise ServeError(
             f"API keys must have {MIN_KEY_CHARACTERS} or more printable ASCII characters and no blanks"
         )
+
+
+def fit_to_open_files(config: ServerConfig) -> ServerConfig:
+    """The settings with no more connections than this process may have files open; raises that bound if it can."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such bound
+        return config
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            return replace(config, max_connections=max(1, soft - min(RESERVED_FILES, soft // 2)))
+    return config
 
 
 def bind(config: ServerConfig) -> socket.socket:

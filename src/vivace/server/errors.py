@@ -106,6 +106,7 @@ def describe(error: BaseException) -> ErrorAnswer:
         )
     status = _STATUS_OF_CODE.get(error.code) or (400 if isinstance(error, ServerError) else error.http_status)
     if status == 499:  # ended by the server, since the client is still there to read this
+        error = ServerError("The server ended this request.", code="engine_restarting")
         status = 503
     if status == 500:
         _log.error("a request failed: %s (%s)", error.message, error.code)

@@ -224,7 +224,7 @@ class Exchange:
         if self.origin is not None:
             headers += [
                 (b"access-control-allow-origin", self.origin.encode("latin-1")),
-                (b"access-control-expose-headers", b"x-request-id"),
+                (b"access-control-expose-headers", b"*"),
                 (b"vary", b"origin"),
             ]
         if not self._body_is_read:
