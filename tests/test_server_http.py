@@ -418,9 +418,25 @@ def test_a_chunk_that_comes_too_late_is_an_underrun(server):
     for at in (1.0, 1.15, 1.5, 1.65):  # of 0.2 s each: the third comes 0.1 s late, the fourth in time
         now[0] = at
         playback.note(stream._chunk(0.2))
+    playback.held(5.0)  # a reader with a full buffer
+    now[0] = 6.7
+    playback.note(stream._chunk(0.2))
     assert "vivace_underruns_total 1.0" in metrics.render().decode()
     assert status_and_code(b"HTTP/1.1 200 OK\r\n\r\n") == (200, None)
     assert np.isclose(metrics.ttfb_seconds._sum.get(), 1.0)
+
+
+def test_a_slow_reader_is_no_underrun(server, client):
+    """What waits for its reader did not come late."""
+    server.service.script = [1.0] * 12
+    before = client.get("/metrics").text
+    with client.stream(
+        "POST", "/v1/audio/speech", json={"input": "Hi.", "response_format": "pcm"}
+    ) as response:
+        for _ in response.iter_bytes(65_536):
+            time.sleep(0.01)
+    name = re.compile(r"^vivace_underruns_total .*$", re.MULTILINE)
+    assert name.search(before).group() == name.search(client.get("/metrics").text).group()
 
 
 def test_answers_are_closed_when_the_reader_is_done(server):

@@ -222,6 +222,16 @@ def test_an_upload_that_waits_for_permission_is_not_invited(server):
     assert answer.startswith(b"HTTP/1.1 413")
 
 
+def test_an_upload_that_waits_for_permission_is_invited_where_it_is_welcome(server):
+    body = json.dumps({"input": "Hi."}).encode()
+    headers = (f"Content-Length: {len(body)}", "Expect: 100-continue", "Connection: close")
+    with server.connect() as connection:
+        connection.sendall(_raw_post("/v1/audio/speech", *headers))
+        assert read_head(connection) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert b"200 OK" in read_head(connection)
+
+
 def test_a_body_in_many_small_chunks(server):
     body = json.dumps({"input": "Hi.", "x": "y" * 60_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"

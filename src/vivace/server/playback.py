@@ -43,6 +43,11 @@ class Playback:
         self._audio_seconds += seconds
         self._metrics.audio_seconds.inc(seconds)
 
+    def held(self, seconds: float) -> None:
+        """Sending waited for the reader, which then has audio enough: that time runs no player dry."""
+        if self._first is not None:
+            self._first += seconds
+
     def end(self, outcome: str, summary: SynthesisResult | None = None) -> None:
         """``done``, ``failed`` or ``cancelled``; later calls do nothing."""
         if self._has_ended:

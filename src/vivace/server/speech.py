@@ -151,7 +151,9 @@ class SpeechAnswer(Response):
             if not self._has_started:
                 await self._start(send, {"x-vivace-ttfb-ms": f"{chunk.elapsed_ms:.1f}"})
             if data:
+                before = time.monotonic()
                 await send(_body(_delta_event(data) if self._call.is_events else data))
+                playback.held(time.monotonic() - before)
         rest = await asyncio.to_thread(encoder.finish)
         if not self._has_started:
             await self._start(send, {})
