@@ -3,26 +3,32 @@
 import { ApiError, key, listModels, speechFile } from "./api.js";
 import { Connection } from "./connection.js";
 import { clearError, clearServerError, showError, startErrors } from "./errors.js";
-import { duration, language, number, onLanguage, startLanguage, t } from "./i18n.js";
+import { duration, onLanguage, startLanguage, t } from "./i18n.js";
+import { settings, startSettings } from "./settings.js";
 import { Speaking } from "./speaking.js";
 import { Stage } from "./stage.js";
-import { preferences, tab } from "./store.js";
+import { tab } from "./store.js";
+import { TextField } from "./text_field.js";
 import { startTheme } from "./theme.js";
-import { finishedLength } from "./typing.js";
 import { VoiceDialog } from "./voice_dialog.js";
 import { Voices } from "./voices.js";
 import { save, wavFile } from "./wav.js";
 
-const LANGUAGES = ["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"];
+const SERVER_WORDS = {
+  starting: "stateStarting",
+  away: "stateAway",
+  restarts: "stateRestarts",
+  draining: "stateDraining",
+  key: "stateKey",
+};
 const $ = (id) => document.getElementById(id);
-const text = $("text");
 
 let model = "";
 let note = null; // words of what happened last; null shows how the server is
 
 startErrors();
 const stage = new Stage({ change: () => showState() });
-const speaking = new Speaking(stage, settings, {
+const speaking = new Speaking(stage, session, {
   change: () => showState(),
   error: failed,
   ready: (event) => setModel(event.model),
@@ -37,12 +43,19 @@ new VoiceDialog({
   },
 });
 const connection = new Connection({ changed: serverChanged });
+const field = new TextField({
+  typed: clearError,
+  piece: (text, last) => speaking.type(text, last),
+  mode: () => {
+    speaking.stop();
+    note = null;
+    showState();
+  },
+});
 
-function settings() {
-  const config = { model: model || "tts-1", speed: Number($("speed").value), seed: Number($("seed").value) || 0 };
+function session() {
+  const config = { model: model || "tts-1", ...settings() };
   if (voices.current) config.voice = voices.current;
-  if ($("language").value) config.language = $("language").value;
-  if ($("instructions").value.trim()) config.instructions = $("instructions").value.trim();
   return config;
 }
 
@@ -55,10 +68,9 @@ function say(words, values) {
 
 function stateWords() {
   const { player, receiving } = stage;
-  if (speaking.working && !player.length) return t($("typing").checked ? "stateListening" : "stateWaiting");
+  if (speaking.working && !player.length) return t(field.speaksAlong ? "stateListening" : "stateWaiting");
   if (stage.sounding) return t(player.paused ? "statePaused" : "stateSpeaking");
-  const server = { starting: "stateStarting", away: "stateAway", restarts: "stateRestarts", draining: "stateDraining", key: "stateKey" };
-  if (connection.state in server) return t(server[connection.state]);
+  if (connection.state in SERVER_WORDS) return t(SERVER_WORDS[connection.state]);
   if (receiving) return t("stateSpeaking");
   if (note) return t(note[0], typeof note[1] === "function" ? note[1]() : note[1]);
   return model ? t("stateReadyModel", { model }) : t("stateReady");
@@ -99,7 +111,7 @@ async function load() {
     await voices.load();
     const [name] = await listModels();
     setModel(name);
-    if (!text.value && !tab.get("started")) setText(sample());
+    if (!field.value && !tab.get("started")) field.set(sample());
     tab.set("started", "yes");
   } catch (error) {
     if (!connection.failed(error) || isWrongKey(error)) showError(error);
@@ -151,19 +163,14 @@ $("key-form").addEventListener("submit", (event) => {
 function start() {
   clearError();
   note = null;
-  if ($("typing").checked) return sendTyped(true);
-  return speaking.speak(text.value);
+  if (field.speaksAlong) field.send(true);
+  else speaking.speak(field.value);
 }
 
 function stop() {
   if (!speaking.working && !stage.sounding) return;
   speaking.stop();
   say("stateStopped");
-}
-
-function setText(words) {
-  text.value = words;
-  tab.set("draft", words);
 }
 
 $("speak").addEventListener("click", () => (speaking.working || stage.sounding ? stop() : start()));
@@ -177,88 +184,6 @@ document.addEventListener("keydown", (event) => {
     stop();
   }
 });
-
-// Words as they are typed
-
-let composing = false;
-
-function sendTyped(all) {
-  const cut = all ? text.value.length : finishedLength(text.value);
-  if (!cut && !(all && speaking.working)) return;
-  const piece = text.value.slice(0, cut);
-  const caret = Math.max(0, text.selectionStart - cut);
-  text.value = text.value.slice(cut);
-  text.setSelectionRange(caret, caret);
-  showSpoken($("spoken").textContent + piece + (all ? "\n" : ""));
-  keepDraft();
-  speaking.type(piece, all);
-}
-
-function showSpoken(words) {
-  $("spoken").textContent = words;
-  $("spoken").hidden = !words.trim();
-  $("spoken").scrollTop = $("spoken").scrollHeight;
-}
-
-function keepDraft() {
-  tab.set("draft", $("spoken").textContent + text.value);
-}
-
-text.addEventListener("compositionstart", () => (composing = true));
-text.addEventListener("compositionend", () => {
-  composing = false;
-  typed();
-});
-text.addEventListener("input", typed);
-function typed() {
-  keepDraft();
-  if ($("typing").checked && !composing) {
-    clearError();
-    sendTyped(false);
-  }
-}
-text.addEventListener("keydown", (event) => {
-  if (!$("typing").checked || event.key !== "Enter" || event.isComposing || event.ctrlKey || event.metaKey) return;
-  event.preventDefault();
-  clearError();
-  sendTyped(true);
-});
-
-$("typing").addEventListener("change", () => {
-  const on = $("typing").checked;
-  $("typing-hint").hidden = !on;
-  speaking.stop();
-  note = null;
-  if (!on) {
-    setText($("spoken").textContent + text.value);
-    showSpoken("");
-  }
-  showState();
-  text.focus();
-});
-
-// Settings
-
-function showSpeed() {
-  $("speed-value").textContent = `${number(Number($("speed").value), 2)} ×`;
-}
-
-$("speed").value = preferences.get("speed") ?? "1";
-$("speed").addEventListener("input", () => {
-  preferences.set("speed", $("speed").value);
-  showSpeed();
-});
-$("dice").addEventListener("click", () => {
-  $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
-});
-
-function showLanguages() {
-  const chosen = $("language").value;
-  const names = new Intl.DisplayNames([language()], { type: "language" });
-  const options = LANGUAGES.map((code) => new Option(names.of(code), code));
-  $("language").replaceChildren(new Option(t("languageAuto"), ""), ...options);
-  $("language").value = chosen;
-}
 
 // Download
 
@@ -278,12 +203,8 @@ $("download").addEventListener("click", async () => {
 
 // Start
 
-setText(tab.get("draft") ?? "");
-onLanguage(() => {
-  showSpeed();
-  showLanguages();
-  showState();
-});
+startSettings();
+onLanguage(showState);
 startLanguage($("page-language"));
 startTheme($("theme"), () => stage.colours());
 document.documentElement.classList.remove("starting");

@@ -26,7 +26,6 @@ export class VoiceDialog {
 
   words() {
     $("read-this").textContent = t("readThis");
-    $("read-this").ariaLabel = t("readThisHint");
     $("read-this").dataset.hint = t("readThisHint");
     $("record-text").textContent = t(this.recorder ? "recordStop" : "record");
     $("record").classList.toggle("recording", Boolean(this.recorder));
