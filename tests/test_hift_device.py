@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,14 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import vivace
 from tests.test_hift_stream import MODELS, TOLERANCE, cuts_of, random_mel
+from vivace.checkpoint import load_config, read_weights
 from vivace.errors import SynthesisError
+from vivace.kernels.hift_reference import to_tf32
 from vivace.models.hift import CausalHiFT
 from vivace.models.hift_device import DeviceVocoder
 from vivace.models.source import CounterNoise
 
 if TYPE_CHECKING:
     from vivace.datatypes import Samples
+
+MINI = Path(vivace.__file__).parent / "assets" / "mini"
 
 
 def make_vocoder(name: str) -> DeviceVocoder:
@@ -49,6 +55,32 @@ def test_any_split_equals_the_whole(name: str, data: st.DataObject) -> None:
     frames, seed = data.draw(st.integers(1, 24)), data.draw(st.integers(0, 96))
     parts = in_pieces(make_vocoder(name), frames, data.draw(cuts_of(frames)), seed)
     np.testing.assert_allclose(parts, whole(MODELS[name], frames, seed), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("model", ["golden", "mini"])
+def test_trained_sizes(model: str, tiny_model_folder: Path) -> None:
+    """The recorded weights of the reference's layout, phase per frame; the embedded model, phase per sample."""
+    folder = tiny_model_folder if model == "golden" else MINI
+    config = load_config(folder)
+    vocoder = CausalHiFT(config.vocoder).eval()
+    vocoder.load_state_dict(read_weights(folder, config)["vocoder"])
+    device = DeviceVocoder(vocoder, slots=1, buckets=(12,), use_kernels=False)
+    stream, mel = device.open(5), random_mel(16, seed=5)
+    parts = [device.step(stream, mel[:, a:b], b == 16) for a, b in ((0, 7), (7, 8), (8, 16))]
+    with torch.inference_mode():
+        expected = vocoder(mel[None], noise=CounterNoise(5))[0].numpy()
+    assert 0.01 < np.abs(expected).max() < 0.9
+    np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4, rtol=0)
+
+
+def test_rounding_to_tf32_keeps_ten_bits() -> None:
+    x = torch.randn(1000) * 10.0 ** torch.randint(-6, 7, (1000,))
+    rounded = to_tf32(x)
+    assert ((rounded - x).abs() <= x.abs() * 2.0**-11).all()
+    assert (rounded.view(torch.int32) & 0x1FFF == 0).all()
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0])
+    odd = torch.cat((odd, torch.tensor([0x7FFF_FFFF], dtype=torch.int32).view(torch.float32)))
+    torch.testing.assert_close(to_tf32(odd), odd, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", MODELS)

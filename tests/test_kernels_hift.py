@@ -122,6 +122,19 @@ def test_convolutions(name: str, kernels: Any) -> None:
         )
 
 
+def test_results_are_rounded_to_tf32(kernels: Any) -> None:
+    bench = Bench("wide")
+    bench.arena = hift_reference.to_tf32(bench.arena)
+    bench.layout.round_weights()
+    op, params = bench.layout.stages[0].blocks[0], bench.params
+    expected, *_ = bench.changed_by(lambda arena, _: hift_reference.conv(op, arena, params, FRAMES, "tf32"))
+    actual, *_ = bench.changed_by(lambda arena, _: kernels.conv(op, arena, params, FRAMES, "tf32"))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=2.0**-9)
+    for result in (expected, actual):
+        assert (result.view(torch.int32) & 0x1FFF == 0).all()
+    assert not torch.equal(expected, bench.arena)
+
+
 def test_tiles_smaller_and_larger_than_the_matrix(kernels: Any) -> None:
     bench = Bench("wide")
     op: Conv = bench.layout.stages[0].blocks[0]
