@@ -47,11 +47,11 @@ class Tile(NamedTuple):
     stages: int = 4
 
 
-QKV_TILE = Tile(64, 64, 64)
-ATTENTION_TILE = Tile(16, 64, 64, 4, 3)
-OUT_TILE = Tile(64, 16, 128)
+QKV_TILE = Tile(64, 32, 128)
+ATTENTION_TILE = Tile(16, 128, 64, 4, 2)
+OUT_TILE = Tile(64, 16, 256, 4, 3)
 FF_IN_TILE = Tile(64, 32, 128)
-FF_OUT_TILE = Tile(64, 16, 128)
+FF_OUT_TILE = Tile(64, 16, 128, 4, 6)
 POSITION_TILE = Tile(64, 16, 64)
 INPUT_TILE = Tile(64, 32, 128, 4, 2)
 OUTPUT_TILE = Tile(16, 16, 128)
@@ -108,7 +108,7 @@ def attention(
     tile: Tile = ATTENTION_TILE,
     pdl: bool = False,
 ) -> None:
-    """See ``dit_reference.attention``. ``tile.columns`` must hold a chunk."""
+    """See ``dit_reference.attention``."""
     width = query.shape[1] // heads
     grid = (rows.groups * heads, triton.cdiv(rows.chunk, tile.rows))
     _launch(

@@ -13,25 +13,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _prefetch_panel(w_ptr, columns, N, K: tl.constexpr, BLOCK_N: tl.constexpr) -> None:
-    """Asks the L2 for this program's rows of the weights, which no earlier kernel changes."""
-    lines: tl.constexpr = triton.next_power_of_2(K * 2 // 128)
-    line = tl.arange(0, lines)
-    pointers = w_ptr + columns[:, None] * K + line[None, :] * 64
-    mask = (columns[:, None] < N) & (line[None, :] * 64 < K)
-    pointers = tl.where(mask, pointers, w_ptr)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
+def _wait(PDL: tl.constexpr) -> None:
+    """With programmatic launches: waits for the kernel before. Each kernel calls it ahead of all that it reads."""
+    if PDL:
+        gdc_wait()
 
 
 @triton.jit
-def _begin(w_ptr, columns, N, K: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr) -> None:
-    """With programmatic launches: lets the next kernel start, fetches weights, waits for the one before."""
+def _let_next_start(PDL: tl.constexpr) -> None:
+    """With programmatic launches: the next kernel may take free multiprocessors. Sooner it would be in the way."""
     if PDL:
         gdc_launch_dependents()
-        _prefetch_panel(w_ptr, columns, N, K, BLOCK_N)
-        gdc_wait()
 
 
 @triton.jit
@@ -141,7 +133,7 @@ def qkv_kernel(
     INNER: tl.constexpr = HEADS * DIM_HEAD
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    _begin(w_ptr, columns, 3 * INNER, K, BLOCK_N, PDL)
+    _wait(PDL)
     keep = rows < M
     group = tl.where(keep, rows // CHUNK, 0)
     frame = rows - group * CHUNK
@@ -149,6 +141,7 @@ def qkv_kernel(
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, 3 * INNER)
     sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    _let_next_start(PDL)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
     first = tl.program_id(1) * BLOCK_N
     part = first // INNER
@@ -177,8 +170,6 @@ def attention_kernel(
     HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
     group = tl.program_id(0) // HEADS
     head = tl.program_id(0) % HEADS
     length = tl.load(starts_ptr + group) + tl.load(counts_ptr + group)
@@ -186,25 +177,25 @@ def attention_kernel(
     frame = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     keep = frame < CHUNK
     channel = tl.arange(0, DIM_HEAD)
-    key = tl.arange(0, BLOCK_N)
     at = (group * CHUNK + frame)[:, None] * (HEADS * DIM_HEAD) + head * DIM_HEAD + channel[None, :]
-    if PDL:
-        gdc_wait()
+    _wait(PDL)
     q = tl.load(q_ptr + at, mask=keep[:, None], other=0.0)
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_Q,), tl.float32)
     mixed = tl.zeros((BLOCK_Q, DIM_HEAD), tl.float32)
-    for page in range(tl.cdiv(length, CHUNK)):
-        base = tl.multiple_of(tl.load(table_ptr + group * pages + page) + inner, 16)
-        valid = (key < CHUNK) & (page * CHUNK + key < length)
-        k = tl.load(
-            arena_ptr + base + key[None, :] * DIM_HEAD + channel[:, None], mask=valid[None, :], other=0.0
+    for first in range(0, length, BLOCK_N):
+        key = first + tl.arange(0, BLOCK_N)
+        valid = key < length
+        page = key // CHUNK
+        row = (
+            tl.load(table_ptr + group * pages + page, mask=valid, other=0)
+            + inner
+            + (key - page * CHUNK) * DIM_HEAD
         )
-        v = tl.load(
-            arena_ptr + base + HEADS * CHUNK * DIM_HEAD + key[:, None] * DIM_HEAD + channel[None, :],
-            mask=valid[:, None],
-            other=0.0,
-        )
+        row = tl.multiple_of(row, 16)
+        k = tl.load(arena_ptr + row[None, :] + channel[:, None], mask=valid[None, :], other=0.0)
+        values = arena_ptr + HEADS * CHUNK * DIM_HEAD
+        v = tl.load(values + row[:, None] + channel[None, :], mask=valid[:, None], other=0.0)
         score = tl.dot(q, k, input_precision="ieee") * scale
         score = tl.where(valid[None, :], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
@@ -213,6 +204,7 @@ def attention_kernel(
         weight = weight * shrink + tl.sum(share, 1)
         mixed = tl.dot(share.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
         top = higher
+    _let_next_start(PDL)
     mixed = mixed / weight[:, None]
     tl.store(out_ptr + at, mixed.to(out_ptr.dtype.element_ty), mask=keep[:, None])
 
@@ -225,7 +217,7 @@ def add_kernel(
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    _begin(w_ptr, columns, N, K, BLOCK_N, PDL)
+    _wait(PDL)
     keep = rows < M
     at = rows[:, None] * N + columns[None, :]
     step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
@@ -234,6 +226,7 @@ def add_kernel(
     bias = tl.load(bias_ptr + columns)
     old = tl.load(hidden_ptr + at, mask=keep[:, None], other=0.0)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    _let_next_start(PDL)
     x = old + gate * (total + bias[None, :])
     tl.store(hidden_ptr + at, x, mask=keep[:, None])
     _store_normed(x, scale, rows, columns, keep, scaled_ptr, stats_ptr, padded, tl.program_id(1), N, TILES)
@@ -247,12 +240,13 @@ def ff_in_kernel(
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    _begin(w_ptr, columns, N, K, BLOCK_N, PDL)
+    _wait(PDL)
     keep = rows < M
     step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
     sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    _let_next_start(PDL)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -276,15 +270,13 @@ def input_kernel(
     depth = tl.arange(0, BLOCK_K)
     JOINED: tl.constexpr = LOOK_BACK + CHUNK
     inner = tl.load(steps_ptr + group).to(tl.int64) * step_stride + context_offset
-    if PDL:
-        gdc_launch_dependents()
     w = tl.load(w_ptr + columns[None, :] * MEL + depth[:, None], mask=depth[:, None] < MEL, other=0.0)
-    if PDL:
-        gdc_wait()
+    _wait(PDL)
     inside = frame[:, None] < CHUNK
     x_at = ((group % streams) * CHUNK + frame)[:, None] * MEL + depth[None, :]
     x = tl.load(x_ptr + x_at, mask=inside & (depth[None, :] < MEL), other=0.0)
     total = tl.dot(x.to(w.dtype), w, input_precision="ieee")
+    _let_next_start(PDL)
     total += tl.load(
         condition_ptr + (group * CHUNK + frame)[:, None] * N + columns[None, :], mask=inside, other=0.0
     )
@@ -344,10 +336,9 @@ def position_kernel(
     """First position convolution: into the input of the second, and into the page."""
     group = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    _wait(PDL)
     total = _position_matmul(joined_ptr, w_ptr, group, columns, N, WIDTH, CHUNK, LOOK_BACK, BLOCK_M, BLOCK_N)
+    _let_next_start(PDL)
     y = _mish(total + tl.load(bias_ptr + columns)[None, :]).to(next_ptr.dtype.element_ty)
     frame = tl.arange(0, BLOCK_M)[:, None]
     row = group * (LOOK_BACK + CHUNK) + LOOK_BACK + frame
@@ -367,14 +358,13 @@ def position_add_kernel(
     """Second position convolution, added to the input of the first: the hidden state of the first block."""
     group = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    _wait(PDL)
     total = _position_matmul(joined_ptr, w_ptr, group, columns, N, WIDTH, CHUNK, LOOK_BACK, BLOCK_M, BLOCK_N)
     frame = tl.arange(0, BLOCK_M)
     keep = frame < CHUNK
     rows = group * CHUNK + frame
     base = (group * (LOOK_BACK + CHUNK) + LOOK_BACK + frame)[:, None] * N + columns[None, :]
+    _let_next_start(PDL)
     x = _mish(total + tl.load(bias_ptr + columns)[None, :])
     x += tl.load(first_ptr + base, mask=keep[:, None], other=0.0).to(tl.float32)
     tl.store(hidden_ptr + rows[:, None] * N + columns[None, :], x, mask=keep[:, None])
@@ -393,12 +383,13 @@ def output_kernel(
     frame = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     keep = frame < CHUNK
-    _begin(w_ptr, columns, N, K, BLOCK_N, PDL)
+    _wait(PDL)
     step = tl.load(steps_ptr + stream)
     weighted, shift = _load_folded(folded_ptr, step + tl.zeros((1,), tl.int32), columns, steps_n, N)
     rows = stream * CHUNK + frame
     sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)
+    _let_next_start(PDL)
     guided = _unfold(total, sums, squares, weighted, shift, K, EPS)
     place = (tl.load(starts_ptr + stream) + frame)[:, None] * N + columns[None, :]
     if SHARED == 2:  # the other branch at step 0 is known
