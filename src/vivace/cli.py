@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import chain, islice
@@ -317,6 +318,13 @@ def serve(
     max_characters: Annotated[
         int, typer.Option(min=1, max=100_000, help="Longest text of one request.")
     ] = 4096,
+    wyoming: Annotated[
+        bool, typer.Option(help="Also speak Home Assistant's protocol; it has no keys.")
+    ] = False,
+    wyoming_host: Annotated[str, typer.Option(help="Address to listen on for it.")] = "127.0.0.1",
+    wyoming_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port for it; 0 takes a free one.")
+    ] = 10200,
 ) -> None:
     """Serve the page, OpenAI's speech interface and more over HTTP."""
     from vivace.config import ServerConfig
@@ -334,13 +342,16 @@ def serve(
         text_characters=max_characters,
     )
     check_access(config)
-    with bind(config) as listener:
+    with ExitStack() as doors:
+        listener, home = doors.enter_context(bind(config)), None
+        if wyoming:
+            home = doors.enter_context(bind(config, wyoming_host, wyoming_port, "--wyoming-port"))
         # Only now: what is wrong with the address is said before the engine's libraries are loaded.
         from vivace.server.child import EngineSettings
         from vivace.server.run import open_service, run
 
         settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
-        run(lambda: open_service(settings), fit_to_open_files(config), listener, _print)
+        run(lambda: open_service(settings), fit_to_open_files(config), listener, _print, home)
 
 
 @voice_app.command("add")

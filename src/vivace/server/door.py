@@ -89,16 +89,22 @@ def fit_to_open_files(config: ServerConfig) -> ServerConfig:
     return config
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket.
+def bind(
+    config: ServerConfig, host: str | None = None, port: int | None = None, option: str = "--port"
+) -> socket.socket:
+    """The listening socket, at the configured address or another one.
+
+    Args:
+        option: how the user chooses another port.
 
     Raises:
         ServeError: the address cannot be had; says why and what to do.
     """
-    host = config.host.strip("[]")
+    host = (config.host if host is None else host).strip("[]")
+    port = config.port if port is None else port
     try:
         family, kind, number, _, address = socket.getaddrinfo(
-            host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, number)
     except (OSError, OverflowError) as error:
@@ -111,7 +117,7 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.close()
         reason = (error.strerror or "failed").lower()
         raise ServeError(
-            f"Cannot listen on {host} port {config.port}: {reason}; choose another with --port (0 takes a free one)"
+            f"Cannot listen on {host} port {port}: {reason}; choose another with {option} (0 takes a free one)"
         ) from error
     return listener
 

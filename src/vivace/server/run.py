@@ -22,6 +22,7 @@ from vivace.server.local import LocalService
 from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
 from vivace.server.websocket_protocol import bounded_websocket
+from vivace.server.wyoming import wyoming_server
 
 if TYPE_CHECKING:
     import socket
@@ -93,6 +94,7 @@ async def serve(
     config: ServerConfig,
     listener: socket.socket,
     announce: Callable[[str], None],
+    wyoming: socket.socket | None = None,
 ) -> None:
     """Serves until a signal comes.
 
@@ -100,18 +102,24 @@ async def serve(
         open_service: loads the engine.
         listener: from ``bind``.
         announce: is given one line once requests are taken.
+        wyoming: where Home Assistant's protocol is spoken, if it is.
     """
     service = await open_service()
     try:
         app = create_app(service, config)
         server = make_server(app, config)
         lag = asyncio.ensure_future(app.state.metrics.watch_loop())
-        with _signals(service, server, config):
+        async with contextlib.AsyncExitStack() as doors:
+            doors.enter_context(_signals(service, server, config))
+            if wyoming is not None:
+                await doors.enter_async_context(wyoming_server(wyoming, service, config, app.state.metrics))
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0)
             if server.started:
                 announce(_greeting(service, address_of(listener)))
+                if wyoming is not None:
+                    announce("Wyoming at {}:{}".format(*wyoming.getsockname()[:2]))
             await serving
         lag.cancel()
     finally:
@@ -123,9 +131,10 @@ def run(
     config: ServerConfig,
     listener: socket.socket,
     announce: Callable[[str], None],
+    wyoming: socket.socket | None = None,
 ) -> None:
     """``serve`` on an event loop of its own."""
-    run_on_fast_loop(serve(open_service, config, listener, announce))
+    run_on_fast_loop(serve(open_service, config, listener, announce, wyoming))
 
 
 def run_on_fast_loop(main: Coroutine[Any, Any, None]) -> None:
