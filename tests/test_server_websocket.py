@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
+import re
 import threading
+import wave
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -372,3 +375,13 @@ def test_sessions_side_by_side_hear_their_own_text(server):
         await asyncio.gather(*(one(number) for number in range(30)))
 
     asyncio.run(main())
+
+
+def test_the_client_of_the_documentation(server, tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), {"__name__": "__main__"})
+    with wave.open("speech.wav") as file:
+        assert file.getframerate() == 24_000
+        assert spoken(file.readframes(file.getnframes())) == "Hello, how are you?"
