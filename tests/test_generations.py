@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import vivace
 from tests.conftest import GOLDEN, unpack_golden
 from tests.helpers import quiet_engine, speech_like_wav
 from tests.test_flow_regulated import golden_noise
@@ -434,3 +437,15 @@ def test_wrong_configurations_are_refused_by_name(golden_folders, tmp_path, gene
     with pytest.raises(ModelFolderError, match=reason) as caught:
         load_config(folder)
     assert "\n" not in caught.value.message
+
+
+def test_engine_and_server_know_no_generation():
+    """Adding one touches neither; what differs is chosen when a model is opened."""
+    source = Path(vivace.__file__).parent
+    paths = [path for folder in ("engine", "server", "bench") for path in (source / folder).rglob("*.py")]
+    assert len(paths) > 20
+    for path in paths:
+        found = re.search(
+            r"generation (==|!=|<|>|in )|cosyvoice[23]?\.yaml|ConformerLM|UNetFlow", path.read_text()
+        )
+        assert found is None or path.name == "floors.py", f"{path.name}: {found}"

@@ -135,6 +135,7 @@ def _second_generation(
         lm=replace(lm, num_special_rows=3, start_rows_apart=True, head_bias=True),
         flow=UNetFlowConfig(encoder, unet, vocab_size=lm.speech_token_size, input_size=encoder.input_size),
         vocoder=replace(vocoder, causal=False, source_phase="linear"),
+        mel_fmax_hz=8000.0,
     )
 
 

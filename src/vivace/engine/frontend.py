@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from vivace.config import Limits, LMConfig, ModelConfig
+from vivace.config import Limits, ModelConfig, SpeechLMConfig
 from vivace.errors import InvalidTextError, ModelFolderError
 from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
@@ -55,10 +55,14 @@ class Frontend:
     Args:
         tokenizer_path: the model's ``CosyVoice-BlankEN``, or its rank file.
         folder: the model folder, which holds the pronouncing lexicon where the model uses one.
+
+    Attributes:
+        interleaving: the speech LM's configuration if it reads streamed text in turn with speaking, else None.
+        segment_tokens: most text tokens of a segment.
     """
 
     def __init__(self, tokenizer_path: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
-        self.lm_config: LMConfig = config.lm
+        self.interleaving = config.lm if isinstance(config.lm, SpeechLMConfig) else None
         self.segment_tokens = limits.segment_text_tokens or config.segment_text_tokens
         self._limits = limits
         self._style = STYLES[config.generation]

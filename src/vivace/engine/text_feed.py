@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vivace.config import SpeechLMConfig
 from vivace.engine.interleave import Interleaver
 from vivace.errors import InvalidTextError
 from vivace.text.normalize import finish_sentence
 
 if TYPE_CHECKING:
+    from vivace.config import SpeechLMConfig
     from vivace.engine.frontend import Frontend, SpokenPart
     from vivace.engine.request import SynthesisRequest
     from vivace.voice import Voice
@@ -109,8 +109,7 @@ class TextFeed:
             voice, request.instruction, cross_lingual=request.cross_lingual, language=request.language
         )
         # A model that does not interleave text and speech speaks each clause of a streamed text as a segment.
-        lm_config, is_streamed = frontend.lm_config, not isinstance(request.text, str)
-        self._interleaved = lm_config if is_streamed and isinstance(lm_config, SpeechLMConfig) else None
+        self._interleaved = None if isinstance(request.text, str) else frontend.interleaving
         self._segments: deque[SegmentInput] = deque()
         self._open: tuple[SegmentInput, Interleaver] | None = None
         self._finished = False
