@@ -79,7 +79,8 @@ def test_a_second_signal_ends_at_once(serving):
     with httpx.Client(base_url=serving.url, timeout=60) as client:
         body = {"input": TEXT * 20, "response_format": "pcm"}
         with client.stream("POST", "/v1/audio/speech", json=body) as response:
-            next(response.iter_bytes())
+            pieces = response.iter_bytes()  # kept: dropping it would close the answer
+            next(pieces)
             serving.process.send_signal(signal.SIGINT)
             refused = client.post("/v1/audio/speech", json=body).status_code
             while refused == 200:
