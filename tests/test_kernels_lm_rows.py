@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vivace.config import SpeechLMConfig
-from vivace.engine.lm_device import draw_rows
+from vivace.engine.lm_kernels import draw_rows
 from vivace.engine.sampler import TokenKind
 from vivace.kernels import lm_launch
 from vivace.kernels.reference import live_rows
@@ -84,10 +84,10 @@ def make_ops(state, splits=None):
     }
     copied = RowState(**{name: getattr(state, name).clone() for name in RowState.__slots__})
     kernels = lm_launch.KernelOps(
-        **shared,
+        **{name: value for name, value in shared.items() if name != "speech_token_size"},
         state=state,
         head_dim=HEAD_DIM,
-        vocab=CONFIG.num_speech_rows,
+        ids=(CONFIG.speech_token_size, CONFIG.num_speech_rows, CONFIG.fill_id, CONFIG.eos_id),
         pdl=False,
         splits=splits,
         part=16,
@@ -190,6 +190,26 @@ def test_norm_linear(gated, rows):
     if gated:
         expected = plain.silu_mul(expected)
     close(kernels.norm_linear(x, gain, weight, gated=gated), expected)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [2, 19])
+def test_norm_dot(gated, rows):
+    kernels, plain, _ = make_ops(make_state())
+    x, gain, weight = random(rows, 140, seed=18), random(140, seed=19), random(2 * 19, 140, seed=20)
+    expected = plain.add_norm(x, None, gain) @ weight.t()
+    if gated:
+        expected = plain.silu_mul(expected)
+    close(kernels.norm_dot(x, gain, weight, gated=gated), expected)
+
+
+@pytest.mark.parametrize("rows", [2, 19])
+def test_dot_add(rows):
+    kernels, _, _ = make_ops(make_state())
+    x, weight, residual = random(rows, 140, seed=21), random(21, 140, seed=22), random(rows, 21, seed=23)
+    expected = residual + x @ weight.t()
+    kernels.dot_add(x, weight, residual)
+    close(residual, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

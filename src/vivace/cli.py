@@ -462,6 +462,37 @@ def bench_single(
     _print_json(document)
 
 
+@bench_app.command("llm")
+def bench_llm(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="Model folder, 'mini', or 'random' (full size, random weights)."),
+    ] = "random",
+    batch: Annotated[str, typer.Option(help="Rows side by side, separated by commas.")] = "1,8,32,128",
+    context: Annotated[int, typer.Option(help="Positions in the cache when a run starts.")] = 500,
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
+    choices: Annotated[str, typer.Option(help="Ways to compare, separated by commas; empty: all.")] = "",
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Tokens per second of the speech LM, for each way to run it, with the floor beside it."""
+    from vivace.bench.llm import parse_batches, run
+    from vivace.bench.llm_table import print_table
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        batches=parse_batches(batch),
+        context=context,
+        runs=runs,
+        choices=tuple(choice.strip() for choice in choices.split(",") if choice.strip()),
+    )
+    print_table(document)
+    _print_json(document)
+
+
 def _one_line(error: VivaceError) -> str:
     return " ".join(error.message.split())
 

@@ -7,23 +7,20 @@ them and applies the rules, so that the caller may do other work in between.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
 
-from vivace.config import SpeechLMConfig
 from vivace.datatypes import FinishReason, SamplingParams
 from vivace.engine.interleave import Done, Feed, Interleaver, Piece, WaitForText
 from vivace.engine.kv_cache import RowPool
+from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
-from vivace.engine.sampler import OneRow, SamplingRows, TokenKind, allowed_tokens, sample
+from vivace.engine.sampler import OneRow, SamplingRows, TokenKind
 from vivace.errors import SynthesisError
-from vivace.kernels.reference import DrawRows
-from vivace.kernels.row_state import NOT_FINITE, RING, RowState
-from vivace.models.lm_paged import PAGE_TOKENS, STEPS, Launch, PagedLM, RowCommand, RowPrompt
+from vivace.kernels.row_state import NOT_FINITE, RING
+from vivace.models.lm_paged import PAGE_TOKENS, Launch, PagedLM, RowCommand, RowPrompt
 from vivace.models.speech_lm import SpeechLM
 
 MOST_TOP_K = 32
@@ -32,53 +29,6 @@ MOST_TOP_K = 32
 _SPARE_POSITIONS = 256  # text, task and fill of a streamed row beyond its share of the speech
 
 _NOTHING = -1
-
-_log = logging.getLogger(__name__)
-
-
-def kernels_run_on(device: torch.device) -> bool:
-    """Whether the Triton kernels can be used; says why not, once, where a GPU has to do without them."""
-    if device.type != "cuda":
-        return False
-    major, minor = torch.cuda.get_device_capability(device)
-    try:
-        import vivace.kernels.lm_launch  # noqa: F401
-    except ImportError:
-        _log.warning("Triton is not installed: the speech LM takes the plain way, which is slower")
-        return False
-    if major < 8:
-        _log.warning(
-            "%s has compute capability %d.%d: the speech LM takes the plain way, which is slower; its kernels "
-            "need 8.0",
-            torch.cuda.get_device_name(device),
-            major,
-            minor,
-        )
-        return False
-    return True
-
-
-def draw_rows(config: SpeechLMConfig) -> DrawRows:
-    """``sampler.sample`` on the rows of a ``RowState``."""
-    tables: dict[torch.device, Tensor] = {}
-
-    def draw(
-        logits: Tensor, state: RowState, slots: Tensor, kinds: Tensor, recent: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if logits.device not in tables:
-            tables[logits.device] = allowed_tokens(config, logits.device)
-        rows = SamplingRows(
-            seeds=state.seed[slots],
-            top_p=state.top_p[slots],
-            top_k=state.top_k[slots].long(),
-            win_size=state.win_size[slots].long(),
-            tau_r=state.tau_r[slots],
-            temperature=state.temperature[slots],
-        )
-        allowed = tables[logits.device][kinds.long()]
-        return sample(logits[:, : config.num_speech_rows], rows, state.place[slots], recent, allowed)
-
-    return draw
 
 
 class LMDevice:
@@ -120,6 +70,11 @@ class LMDevice:
             pdl=use_kernels and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
             deterministic=deterministic,
         )
+
+        if use_kernels and not deterministic and device.type == "cuda":
+            kernel = single_kernel(self.paged)
+            if kernel is not None:
+                self.paged.use_single(kernel)
 
     def warm_up(self, max_rows: int | None = None) -> None:
         """Compiles kernels and captures graphs for up to ``max_rows`` sessions side by side (all by default)."""
@@ -166,7 +121,7 @@ class LMDevice:
         stepping = [(session, left) for session, count in work if (left := session.start(count)) > 0]
         while stepping:
             most = max(left for _, left in stepping)
-            steps = next(size for size in STEPS if size <= most)
+            steps = self.paged.next_steps(len(stepping), most)
             launch = self.paged.launch([session.command(left, steps) for session, left in stepping], steps)
             for session, _ in stepping:
                 session.follow(launch)

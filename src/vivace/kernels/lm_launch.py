@@ -24,7 +24,7 @@ class KernelOps:
     Args:
         heads, kv_heads, head_dim: of the attention. eps: of the norms.
         state: the rows. table: int32 ``[slots, max_pages]``. cos, sin: float32 ``[positions, head_dim / 2]``.
-        speech_token_size, vocab: ids that are speech, and all rows of the head.
+        ids: number of speech tokens, number of all rows of the head, the fill row, the end-of-sequence row.
         pdl: kernels overlap with the one before (compute capability 9.0 and later).
         splits: parts of the past that a row's attention is divided into; None chooses by the number of rows.
         part, top: neighbouring ids that one program of the sampler looks at, and how many of them it keeps.
@@ -41,8 +41,7 @@ class KernelOps:
         table: Tensor,
         cos: Tensor,
         sin: Tensor,
-        speech_token_size: int,
-        vocab: int,
+        ids: tuple[int, int, int, int],
         pdl: bool,
         splits: int | None = None,
         part: int = 1024,
@@ -50,7 +49,7 @@ class KernelOps:
     ) -> None:
         self._heads, self._kv_heads, self._head_dim, self._eps = heads, kv_heads, head_dim, eps
         self._state, self._table, self._cos, self._sin = state, table, cos, sin
-        self._speech_token_size, self._vocab = speech_token_size, vocab
+        self._ids, self._vocab = ids, ids[1]
         self._pdl = {"PDL": pdl, "launch_pdl": True} if pdl else {"PDL": False}
         self._splits, self._part, self._top = splits, part, top
         self._place = torch.zeros(2, dtype=torch.int32, device=table.device)
@@ -240,6 +239,58 @@ class KernelOps:
             **self._pdl,
         )
 
+    def norm_dot(
+        self,
+        x: Tensor,
+        gain: Tensor,
+        weight: Tensor,
+        *,
+        gated: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """``norm_linear`` of more rows."""
+        rows, width = x.shape
+        count = weight.shape[0] // (2 if gated else 1)
+        out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
+        block, tile = 16, 16
+        lm_rows.norm_dot_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
+            x,
+            gain,
+            weight,
+            out,
+            rows,
+            count,
+            width,
+            self._eps,
+            M=tile,
+            BLOCK_N=block,
+            BLOCK_K=128,
+            GATED=gated,
+            num_warps=4,
+            num_stages=4,
+            **self._pdl,
+        )
+        return out
+
+    def dot_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> None:
+        """``linear_add`` of more rows."""
+        rows, (count, width) = x.shape[0], weight.shape
+        block, tile = 16, 16
+        lm_rows.dot_add_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
+            x,
+            weight,
+            residual,
+            rows,
+            count,
+            width,
+            M=tile,
+            BLOCK_N=block,
+            BLOCK_K=128,
+            num_warps=4,
+            num_stages=5,
+            **self._pdl,
+        )
+
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Draws one token per row (``logits`` float32 ``[rows, >= vocab]``) and moves the rows on."""
         s, rows = self._state, slots.shape[0]
@@ -259,8 +310,7 @@ class KernelOps:
             s.temperature,
             keys,
             stats,
-            self._speech_token_size,
-            self._vocab,
+            *self._ids,
             PART=self._part,
             PARTS=parts,
             TOP=self._top,
@@ -291,8 +341,7 @@ class KernelOps:
             s.out,
             s.out_count,
             s.out.shape[1],
-            self._speech_token_size,
-            self._vocab,
+            *self._ids,
             BLOCK=triton.next_power_of_2(self._vocab),
             PARTS=parts,
             TOP=self._top,

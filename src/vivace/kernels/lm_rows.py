@@ -312,6 +312,91 @@ def linear_add_kernel(
 
 
 @triton.jit
+def norm_dot_kernel(
+    x,
+    gain,
+    weight,
+    out,
+    rows,
+    N,
+    K,
+    eps,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``norm_linear_kernel`` for more rows, on the matrix units; grid ``(cdiv(N, BLOCK_N), cdiv(rows, M))``.
+
+    The norm's factor is applied to the product, so that one pass over ``x`` is enough; ``x * gain`` must fit the
+    weights' dtype.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * M + tl.arange(0, M)
+    acc = tl.zeros((M, BLOCK_N), tl.float32)
+    up = tl.zeros((M, BLOCK_N), tl.float32)
+    square = tl.zeros((M,), tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    for start in tl.range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        value = tl.load(x + m[:, None] * K + k[None, :], (m < rows)[:, None] & (k < K)[None, :], other=0.0)
+        square += tl.sum(value * value, 1)
+        value = value * tl.load(gain + k, k < K, other=0.0).to(tl.float32)[None, :]
+        at = n.to(tl.int64)[None, :] * K + k[:, None]
+        inside = (n < N)[None, :] & (k < K)[:, None]
+        tile = tl.load(weight + at, inside, other=0.0)
+        value = value.to(tile.dtype)
+        acc += tl.dot(value, tile, input_precision="ieee")
+        if GATED:
+            up += tl.dot(
+                value, tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0), input_precision="ieee"
+            )
+    scale = tl.rsqrt(square / K + eps)[:, None]
+    acc = acc * scale
+    if GATED:
+        acc = acc * tl.sigmoid(acc) * (up * scale)
+    to = out + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), (m < rows)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def dot_add_kernel(
+    x,
+    weight,
+    residual,
+    rows,
+    N,
+    K,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``residual += x @ weight.T`` on the matrix units; grid ``(cdiv(N, BLOCK_N), cdiv(rows, M))``.
+
+    ``x [rows, K]``, ``weight [N, K]``, ``residual`` float32 ``[rows, N]``.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * M + tl.arange(0, M)
+    acc = tl.zeros((M, BLOCK_N), tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    for start in tl.range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        value = tl.load(x + m[:, None] * K + k[None, :], (m < rows)[:, None] & (k < K)[None, :], other=0.0)
+        at = n.to(tl.int64)[None, :] * K + k[:, None]
+        tile = tl.load(weight + at, (n < N)[None, :] & (k < K)[:, None], other=0.0)
+        acc += tl.dot(value, tile, input_precision="ieee")
+    to = residual + m[:, None] * N + n[None, :]
+    inside = (m < rows)[:, None] & (n < N)[None, :]
+    tl.store(to, tl.load(to, inside, other=0.0) + acc, inside)
+
+
+@triton.jit
 def embed_prompt_kernel(text, speech, ids, x, TEXT_ROWS, H: tl.constexpr, BLOCK: tl.constexpr):
     """``x[i]``, float32, is the text row ``ids[i]``, or from ``TEXT_ROWS`` on a speech row; grid ``(positions,)``."""
     row = tl.program_id(0).to(tl.int64)

@@ -45,9 +45,9 @@ def _uniform(seed, place, DRAW: tl.constexpr):
 
 
 @triton.jit
-def _allowed(ids, kind, SPEECH, VOCAB):
+def _allowed(ids, kind, SPEECH, VOCAB, FILL, EOS):
     """Which rows ``sampler.allowed_tokens`` lets through; ``kind`` is a ``TokenKind``."""
-    special = (kind == 0) | ((kind == 2) & (ids == SPEECH + 3)) | ((kind == 3) & (ids == SPEECH + 1))
+    special = (kind == 0) | ((kind == 2) & (ids == FILL)) | ((kind == 3) & (ids == EOS))
     return (ids < SPEECH) | (special & (ids < VOCAB))
 
 
@@ -73,6 +73,8 @@ def candidates_kernel(
     stats_out,
     SPEECH,
     VOCAB,
+    FILL,
+    EOS,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     TOP: tl.constexpr,
@@ -90,7 +92,7 @@ def candidates_kernel(
         gdc_wait()
     slot, _ = is_live(slots, stop, remaining, row)
     ids = part * PART + tl.arange(0, PART)
-    ok = _allowed(ids, _kind_now(kind, place, min_place, slot), SPEECH, VOCAB)
+    ok = _allowed(ids, _kind_now(kind, place, min_place, slot), SPEECH, VOCAB, FILL, EOS)
     score = tl.load(logits + row.to(tl.int64) * logits_stride + ids, ok, other=-float("inf")).to(tl.float32)
     bad = (score != score) | (score == float("inf"))
     any_bad = tl.max(bad.to(tl.int32), 0)
@@ -113,10 +115,10 @@ def candidates_kernel(
 
 
 @triton.jit
-def _again(scores_at, first, most, warmth, kind, seed, place, SPEECH, VOCAB, BLOCK: tl.constexpr):
+def _again(scores_at, first, most, warmth, kind, seed, place, SPEECH, VOCAB, FILL, EOS, BLOCK: tl.constexpr):
     """Draws from all the allowed tokens but ``first``; ``first`` where there is no other."""
     ids = tl.arange(0, BLOCK)
-    ok = _allowed(ids, kind, SPEECH, VOCAB) & (ids != first)
+    ok = _allowed(ids, kind, SPEECH, VOCAB, FILL, EOS) & (ids != first)
     score = tl.load(scores_at + ids, ok, other=-float("inf")).to(tl.float32)
     score = tl.where(warmth == 1.0, score, (score - most) / warmth)
     score = tl.where(ok, score, -float("inf"))
@@ -158,6 +160,8 @@ def draw_kernel(
     out_capacity,
     SPEECH,
     VOCAB,
+    FILL,
+    EOS,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     TOP: tl.constexpr,
@@ -211,7 +215,9 @@ def draw_kernel(
         drawn = first
         if is_ok & (window > 0) & (heat > 0) & (repeats.to(tl.float64) >= limit):
             scores_at = logits + row.to(tl.int64) * logits_stride
-            drawn = _again(scores_at, first, most, warmth, kind_now, seed_now, now, SPEECH, VOCAB, BLOCK)
+            drawn = _again(
+                scores_at, first, most, warmth, kind_now, seed_now, now, SPEECH, VOCAB, FILL, EOS, BLOCK
+            )
 
         if is_ok:
             made = tl.load(out_count + slot)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vivace.models.speech_lm import DecoderLayer, SpeechLM
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from vivace.models.lm_ops import RowOps
 
 FUSED_ROWS = 1
-"""Up to so many rows, matrix-vector kernels with their norms and sums inside beat the library's products."""
+"""Up to so many rows, matrix-vector kernels with their norms and sums inside are fastest."""
+DOT_ROWS = 16
+"""Up to so many, kernels on the matrix units, fused likewise; beyond, the library's products."""
 
 _HEAD_ROWS = 64  # rows of the head are padded to a multiple, so that its products are aligned
 
@@ -42,6 +44,7 @@ class PackedWeights:
     speech: Tensor
     last: Tensor
     head: Tensor
+    head_bias: Tensor | None
 
     @classmethod
     def of(cls, lm: SpeechLM) -> PackedWeights:
@@ -58,10 +61,11 @@ class PackedWeights:
                 speech=lm.speech_embedding.weight.detach(),
                 last=lm.norm.weight.detach(),
                 head=packed,
+                head_bias=None if lm.llm_decoder.bias is None else lm.llm_decoder.bias.detach().float(),
             )
 
 
-def _join(*parameters: nn.Parameter) -> Tensor:
+def _join(*parameters: Tensor) -> Tensor:
     """One tensor of all, of which the parameters become views."""
     joined = torch.cat([parameter.data for parameter in parameters])
     start = 0
@@ -84,15 +88,27 @@ def _pack(layer: DecoderLayer) -> PackedLayer:
     )
 
 
-def head_scores(y: Tensor, head: Tensor) -> Tensor:
+def head_scores(y: Tensor, weights: PackedWeights) -> Tensor:
     """Float32 scores ``[rows, padded vocab]``; not rounded to the weights' dtype on the way where that can be."""
     if y.is_cuda and y.dtype != torch.float32:
-        return torch.mm(y, head.t(), out_dtype=torch.float32)
-    return (y @ head.t()).float()
+        found = torch.mm(y, weights.head.t(), out_dtype=torch.float32)
+    else:
+        found = (y @ weights.head.t()).float()
+    return with_bias(found, weights)
 
 
-def step(ops: RowOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> None:
-    """One token for every graph row. ``pool [layers, 2, pages, kv_heads, page_tokens, head_dim]``."""
+def with_bias(found: Tensor, weights: PackedWeights) -> Tensor:
+    """Adds the head's bias, where there is one, in place."""
+    if weights.head_bias is not None:
+        found[:, : weights.head_bias.shape[0]] += weights.head_bias
+    return found
+
+
+def scores(ops: RowOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> Tensor:
+    """Feeds every graph row's token; float32 scores ``[rows, padded vocab]`` of the next.
+
+    ``pool [layers, 2, pages, kv_heads, page_tokens, head_dim]``.
+    """
     x = ops.embed(weights.speech, slots)
     delta = None
     for layer, pages in zip(weights.layers, pool, strict=True):
@@ -100,12 +116,11 @@ def step(ops: RowOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> No
         attended = ops.attend(y @ layer.qkv.t(), layer.qkv_bias, pages, slots)
         y = ops.add_norm(x, attended @ layer.out.t(), layer.between)
         delta = ops.silu_mul(y @ layer.gate_up.t()) @ layer.down.t()
-    y = ops.add_norm(x, delta, weights.last)
-    ops.sample(head_scores(y, weights.head), slots)
+    return head_scores(ops.add_norm(x, delta, weights.last), weights)
 
 
-def fused_step(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> None:
-    """The same for ``FUSED_ROWS`` rows at most, in five kernels per layer."""
+def fused_scores(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> Tensor:
+    """The same for few rows, in five kernels per layer."""
     splits = ops.splits(slots.shape[0])
     x = ops.embed(weights.speech, slots)
     for layer, pages in zip(weights.layers, pool, strict=True):
@@ -113,7 +128,17 @@ def fused_step(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Tens
         parts, meta = ops.attend_parts(qkv, layer.qkv_bias, pages, slots, splits)
         ops.linear_add(parts, meta, layer.out, x)
         ops.linear_add(ops.norm_linear(x, layer.between, layer.gate_up, gated=True), None, layer.down, x)
-    ops.sample(ops.norm_linear(x, weights.last, weights.head, dtype=torch.float32), slots)
+    return with_bias(ops.norm_linear(x, weights.last, weights.head, dtype=torch.float32), weights)
+
+
+def dot_scores(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> Tensor:
+    """The same for a few more rows, in six kernels per layer on the matrix units. Not in float16: see the kernel."""
+    x = ops.embed(weights.speech, slots)
+    for layer, pages in zip(weights.layers, pool, strict=True):
+        qkv = ops.norm_dot(x, layer.before, layer.qkv)
+        ops.dot_add(ops.attend(qkv, layer.qkv_bias, pages, slots), layer.out, x)
+        ops.dot_add(ops.norm_dot(x, layer.between, layer.gate_up, gated=True), layer.down, x)
+    return with_bias(ops.norm_dot(x, weights.last, weights.head, dtype=torch.float32), weights)
 
 
 def prompt(ops: RowOps, weights: PackedWeights, pool: Tensor, ids: Tensor, slots: Tensor) -> None:
@@ -130,4 +155,4 @@ def prompt(ops: RowOps, weights: PackedWeights, pool: Tensor, ids: Tensor, slots
         delta = ops.silu_mul(y @ layer.gate_up.t()) @ layer.down.t()
     assert delta is not None
     y = ops.add_norm(ops.prompt_end(x + delta), None, weights.last)
-    ops.sample(head_scores(y, weights.head), slots)
+    ops.sample(head_scores(y, weights), slots)

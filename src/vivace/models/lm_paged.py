@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,20 @@ from vivace.kernels.reference import DrawRows
 from vivace.kernels.row_state import RING, RowState
 from vivace.layers.attention import rotary_tables
 from vivace.models import lm_packed
-from vivace.models.lm_ops import HEADER, PlainOps, RowOps
-from vivace.models.lm_packed import FUSED_ROWS, PackedWeights
+from vivace.models.lm_ops import HEADER, PlainOps
+from vivace.models.lm_packed import DOT_ROWS, FUSED_ROWS, PackedWeights
 from vivace.models.speech_lm import SpeechLM
+
+if TYPE_CHECKING:
+    from vivace.kernels.lm_launch import KernelOps
+    from vivace.kernels.lm_persistent import PersistentKernel
 
 PAGE_TOKENS = 32
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 STEPS = (8, 4, 2, 1)
 """Steps of one launch; a longer burst is several launches."""
+OUT_TOKENS = 32
+"""Tokens that one launch can report."""
 PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Positions of one prompt launch; a longer prompt is several launches."""
 _DEPTH = 8  # launches that may be under way: each has its own command and result
@@ -130,7 +136,7 @@ class PagedLM:
         shape = (config.num_layers, 2, num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=self.device)
         self.table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, device=self.device)
-        self.state = RowState.empty(num_slots, STEPS[0], self.device)
+        self.state = RowState.empty(num_slots, OUT_TOKENS, self.device)
         length = self.max_pages * PAGE_TOKENS
         cos, sin = rotary_tables(0, length, config.head_dim, config.rope_theta, self.device)
         half = config.head_dim // 2
@@ -138,12 +144,13 @@ class PagedLM:
         self.use_kernels = use_kernels
         self.deterministic = deterministic
         self.ops = self._make_ops(draw, pdl)
+        self._single: PersistentKernel | None = None
         self._graphs: dict[tuple[str, int, int], Any] = {}
         self._inputs: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
         self._memory: Any = None
         self._count = 0
         self._launches = torch.zeros(1, dtype=torch.int64, device=self.device)
-        width, most = 2 + STEPS[0], next(size for size in BUCKETS if size >= num_slots)
+        width, most = 2 + OUT_TOKENS, next(size for size in BUCKETS if size >= num_slots)
         self._results = torch.zeros(_DEPTH, most, width, dtype=torch.int32, device=self.device)
         self._under_way: deque[Launch] = deque()
         on_cuda = self.device.type == "cuda"
@@ -157,7 +164,7 @@ class PagedLM:
             torch.zeros(most, width, dtype=torch.int32, pin_memory=on_cuda) for _ in range(_DEPTH)
         ]
 
-    def _make_ops(self, draw: DrawRows, pdl: bool) -> RowOps:
+    def _make_ops(self, draw: DrawRows, pdl: bool) -> PlainOps | KernelOps:
         config = self.config
         if not self.use_kernels:
             return PlainOps(
@@ -182,11 +189,14 @@ class PagedLM:
             table=self.table,
             cos=self.cos,
             sin=self.sin,
-            speech_token_size=config.speech_token_size,
-            vocab=config.num_speech_rows,
+            ids=(config.speech_token_size, config.num_speech_rows, config.fill_id, config.eos_id),
             pdl=pdl,
             splits=8 if self.deterministic else None,
         )
+
+    def use_single(self, kernel: PersistentKernel) -> None:
+        """Decodes a row that steps alone with ``kernel``, whose weights are this model's."""
+        self._single = kernel
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -198,9 +208,19 @@ class PagedLM:
         with self._on_stream():
             self.table[slot] = row.to(self.device)
 
+    def next_steps(self, rows: int, left: int) -> int:
+        """Steps of the next launch of a burst of which ``left`` tokens are missing."""
+        if rows == 1 and self._single is not None:
+            return min(left, OUT_TOKENS)
+        return next(size for size in STEPS if size <= left)
+
     def launch(self, commands: Sequence[RowCommand], steps: int) -> Launch:
-        """Starts ``steps`` (one of ``STEPS``) steps of the rows named; returns at once on CUDA."""
+        """Starts ``steps`` (see ``next_steps``) steps of the rows named; returns at once on CUDA."""
         rows = len(commands)
+        if rows == 1 and self._single is not None:
+            command = commands[0]
+            numbers = [command.slot, command.count, command.kind, command.min_place]
+            return self._run(("single", 1, steps), numbers, [command.slot])
         bucket = next(size for size in BUCKETS if size >= rows)
         numbers = [number for c in commands for number in (c.slot, c.count, c.kind, c.min_place)]
         numbers += [-1, 0, 0, 0] * (bucket - rows)
@@ -238,6 +258,26 @@ class PagedLM:
             self._collect_oldest()
         return launch.results
 
+    @torch.inference_mode()
+    def forced_scores(self, slot: int, tokens: Sequence[int], bucket: int) -> Tensor:
+        """Scores ``[tokens, vocab]`` behind each of ``tokens``, fed to an open row without drawing; for measurements.
+
+        Runs what a launch of ``bucket`` rows runs, the others empty.
+        """
+        slots = torch.full((bucket,), -1, dtype=torch.int32, device=self.device)
+        slots[0] = slot
+        rows = []
+        with self._on_stream():
+            self.state.stop[slot], self.state.remaining[slot] = 0, 1
+            for token in tokens:
+                self.state.token[slot] = token
+                rows.append(self._scores(slots)[0, : self.config.num_speech_rows].clone())
+                self.state.length[slot] += 1
+            stacked = torch.stack(rows)
+        if self.stream is not None:
+            self.stream.synchronize()
+        return stacked
+
     # -- graphs ----------------------------------------------------------------------------------------------
 
     def warm_up(
@@ -270,7 +310,7 @@ class PagedLM:
             commands.view(-1).copy_(host[: len(numbers)], non_blocking=True)
             graph = self._graphs[key]
             if graph is None:
-                self._body(key)
+                self._body(key, slots[0])
             else:
                 graph.replay()
             result = self._results[turn, : len(slots)]
@@ -299,12 +339,12 @@ class PagedLM:
         if key in self._graphs:
             return
         kind, size, _ = key
-        width = (size, 4) if kind == "step" else (HEADER + RING + size,)
+        width = (HEADER + RING + size,) if kind == "prompt" else (size, 4)
         commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
-        slots = torch.full((size if kind == "step" else 1,), -1, dtype=torch.int32, device=self.device)
+        slots = torch.full((1 if kind == "prompt" else size,), -1, dtype=torch.int32, device=self.device)
         self._inputs[key] = commands, slots
         self._graphs[key] = None
-        if not self.use_kernels or self.stream is None:
+        if not self.use_kernels or self.stream is None or kind == "single":
             return
         # A run over empty rows compiles what is not compiled yet and touches no row.
         self._empty_command(kind, commands)
@@ -330,22 +370,30 @@ class PagedLM:
             commands[1] = 1
 
     @torch.inference_mode()
-    def _body(self, key: tuple[str, int, int]) -> None:
+    def _body(self, key: tuple[str, int, int], slot: int = -1) -> None:
         """What a launch runs, from the commands on the device to the results on the device."""
         kind, _, steps = key
         commands, slots = self._inputs[key]
         if kind == "prompt":
             self.ops.prompt_begin(commands, slots)
             lm_packed.prompt(self.ops, self.weights, self.pool, commands[HEADER + RING :], slots)
+        elif kind == "single":
+            assert self._single is not None
+            self.ops.begin(commands, slots)
+            self._single.launch(self.state, slot, self.pool, self.table[slot], steps)
         else:
             self.ops.begin(commands, slots)
             for _ in range(steps):
-                self._step(slots)
+                self.ops.sample(self._scores(slots), slots)
         self.ops.report(slots, self._launches, self._results)
         self._launches += 1
 
-    def _step(self, slots: Tensor) -> None:
-        if self.use_kernels and slots.shape[0] <= FUSED_ROWS:
-            lm_packed.fused_step(self.ops, self.weights, self.pool, slots)  # type: ignore[arg-type]
-        else:
-            lm_packed.step(self.ops, self.weights, self.pool, slots)
+    def _scores(self, slots: Tensor) -> Tensor:
+        rows, arguments = slots.shape[0], (self.weights, self.pool, slots)
+        if isinstance(self.ops, PlainOps):
+            return lm_packed.scores(self.ops, *arguments)
+        if self.deterministic or rows <= FUSED_ROWS:
+            return lm_packed.fused_scores(self.ops, *arguments)
+        if rows <= DOT_ROWS and self.pool.dtype != torch.float16:
+            return lm_packed.dot_scores(self.ops, *arguments)
+        return lm_packed.scores(self.ops, *arguments)
