@@ -98,11 +98,12 @@ def test_memory_is_used_again(monkeypatch):
     assert device.pool.num_pages == 40 // CHUNK
 
 
-def test_start_of_the_unconditional_branch_is_computed_once():
+def test_start_of_the_unconditional_branch_is_computed_once(monkeypatch):
     device = DeviceFlow(flow())
     calls = []
-    solve = device.solver.solve
-    device.solver.solve = lambda use_shared: (calls.append(use_shared), solve(use_shared))
+    solver = device._solver(1)
+    solve = solver.solve
+    monkeypatch.setattr(solver, "solve", lambda use_shared: (calls.append(use_shared), solve(use_shared)))
     for count in (4 * CHUNK, 5 * CHUNK + 2):
         stream = device.open(EMBEDDING, prompt_mel(0))
         torch.testing.assert_close(
@@ -110,6 +111,36 @@ def test_start_of_the_unconditional_branch_is_computed_once():
         )
     # A chunk is known from the second time on; the last one, cut short, never is.
     assert calls == [False] * 4 + [True] * 4 + [False] * 2
+
+
+def test_streams_of_one_launch_do_not_change_each_other():
+    device = DeviceFlow(flow(), max_streams=4)
+    lengths, prompts = (20, 9, 33, 26, 7), (7, 0, 13, 2, 0)
+    lists = [tokens_of(length, 3 + index) for index, length in enumerate(lengths)]
+    streams = [device.open(EMBEDDING, prompt_mel(prompt)) for prompt in prompts]
+    mels = [[] for _ in streams]
+    for start in range(0, max(lengths), 11):
+        items = [
+            (index, (stream, tokens[start : start + 11], start + 11 >= len(tokens)))
+            for index, (stream, tokens) in enumerate(zip(streams, lists, strict=True))
+            if not stream.finished
+        ]
+        for (index, _), handle in zip(items, device.launch_batch([item for _, item in items]), strict=True):
+            mels[index].append(handle.check())
+    for stream, mel, tokens, prompt in zip(streams, mels, lists, prompts, strict=True):
+        torch.testing.assert_close(torch.cat(mel, 1), whole(tokens, prompt), atol=1e-4, rtol=0)
+        device.close(stream)
+    assert device.pages_in_use == 0
+
+
+def test_warm_up_changes_nothing():
+    device = DeviceFlow(flow(), max_streams=2)
+    device.warm_up(30)
+    assert device.pages_in_use == 0
+    stream = device.open(EMBEDDING, prompt_mel(4))
+    torch.testing.assert_close(
+        run(stream, [tokens_of(12)], device=device), whole(tokens_of(12), 4), atol=1e-4, rtol=0
+    )
 
 
 def test_too_long_is_refused_and_leaves_the_stream_alone():

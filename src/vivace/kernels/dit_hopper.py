@@ -49,12 +49,15 @@ class HopperKernels:
         for name in ("qkv", "ff_in", "add_1024", "add_2048", "attention"):
             self._functions[name] = module.function(name)
             self._functions[name].set_shared_bytes(_shared_bytes(name))
-        columns = {"add_attention": _ADD[1024][1], "add_ff": _ADD[2048][1]}
-        self.DEFAULT_OPTIONS = dict(dit.DEFAULT_OPTIONS)
-        for name, count in columns.items():
-            self.DEFAULT_OPTIONS[name] = {"tile": dit.Tile(_ROWS, count, _DEPTH)}
         self.embed_input, self.convolve, self.convolve_add = dit.embed_input, dit.convolve, dit.convolve_add
         self.advance = dit.advance
+
+    def default_options(self, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+        """Keyword arguments for each call of the solver; it also learns from them how many tiles a row has."""
+        options = dit.default_options(dtype)
+        for name, depth in (("add_attention", 1024), ("add_ff", 2048)):
+            options[name] = {"tile": dit.Tile(_ROWS, _ADD[depth][1], _DEPTH)}
+        return options
 
     def qkv(
         self,

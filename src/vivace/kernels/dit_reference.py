@@ -15,8 +15,10 @@ from torch.nn import functional as F
 
 NORM_EPS = 1e-6
 
-DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {}
-"""Nothing to set here; see ``dit``."""
+
+def default_options(_: torch.dtype) -> dict[str, dict[str, Any]]:
+    """Nothing to set here; see ``dit``."""
+    return {}
 
 
 class Rows(NamedTuple):

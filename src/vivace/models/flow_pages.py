@@ -108,6 +108,15 @@ class PagePool:
         self._users[page] = 1
         return page
 
+    def take_many(self, count: int) -> list[int]:
+        """All of them or none.
+
+        Raises:
+            SynthesisError: as ``take``.
+        """
+        self.reserve(len(self._users) + count)
+        return [self.take() for _ in range(count)]
+
     def share(self, page: int) -> int:
         """One more user of a page."""
         self._users[page] += 1
@@ -155,3 +164,54 @@ class PagePool:
         assert start * self.arena.element_size() == distance, "memory is not aligned"
         self._slabs.append((start, slab))
         self._free.extend(start + index * self._size for index in reversed(range(count)))
+
+
+class StartBranch:
+    """The unconditional branch at Euler step 0, shared by all streams: it sees noise alone, so it depends on the
+    absolute frame only. A chunk's block and velocities are computed by the first stream that gets there.
+
+    Args:
+        pool: of blocks.
+        velocities: float32 ``[noise frames, mel]``.
+    """
+
+    def __init__(self, pool: PagePool, velocities: Tensor) -> None:
+        self.pool, self.velocities = pool, velocities
+        self._blocks: list[int] = []
+        self._known = 0
+        self._scratch: list[int] = []
+        self._used = 0
+
+    def reserve(self, chunks: int) -> None:
+        """Takes memory for the first ``chunks`` chunks of a stream.
+
+        Raises:
+            SynthesisError: there is none left.
+        """
+        self._blocks.extend(self.pool.take_many(max(0, chunks - len(self._blocks))))
+        if not self._scratch:
+            self._scratch.append(self.pool.take())
+
+    def begin(self) -> None:
+        """Before the chunks of each launch."""
+        self._used = 0
+
+    def blocks(self, chunks: int, is_whole: bool) -> tuple[bool, list[int]]:
+        """Blocks of a stream's ``chunks`` chunks, and whether the values of the last one are known.
+
+        A chunk that is not whole sees fewer frames than the shared one: its block is thrown away afterwards.
+        """
+        before = self._blocks[: chunks - 1]
+        if is_whole and chunks <= self._known:
+            return True, [*before, self._blocks[chunks - 1]]
+        if is_whole:
+            assert chunks == self._known + 1
+            self._known = chunks
+            return False, [*before, self._blocks[chunks - 1]]
+        return False, [*before, self._next_scratch()]
+
+    def _next_scratch(self) -> int:
+        self._used += 1
+        if self._used > len(self._scratch):
+            self._scratch.append(self.pool.take())
+        return self._scratch[self._used - 1]

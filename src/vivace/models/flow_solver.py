@@ -6,8 +6,7 @@ The host fills one packet (token ids, positions, page tables) and starts; everyt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from vivace.config import FlowConfig
 from vivace.kernels import dit_reference
 from vivace.kernels.dit_reference import Guidance, Normed, Rows
 from vivace.models.dit import POSITION_KERNEL
+from vivace.models.flow_kernels import Kernels
 from vivace.models.flow_pages import PageLayout
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import windows
@@ -29,6 +29,10 @@ PACKETS = 4
 
 LOOKAHEAD_BEFORE = 2
 """Tokens that the look-ahead layer looks back on."""
+
+
+Options = dict[str, dict[str, Any]]
+"""Keyword arguments of each kernel call, by the names of ``CALLS``."""
 
 
 class Chunk(NamedTuple):
@@ -86,7 +90,7 @@ class Solver:
 
     Args:
         arena, resolve: where page offsets count from, and what gives the plain kernels the elements there.
-        ops: ``vivace.kernels.dit`` or its plain versions.
+        kernels: ``vivace.kernels.dit`` or its plain versions.
         shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
         options: keyword arguments for each kernel by its name, such as its tile.
     """
@@ -100,14 +104,14 @@ class Solver:
         layout: PageLayout,
         shared: Tensor,
         streams: int = 1,
-        ops: ModuleType = dit_reference,
-        options: dict[str, dict[str, object]] | None = None,
+        kernels: Kernels = dit_reference,
+        options: Options | None = None,
         use_graphs: bool = False,
     ) -> None:
         self._config, self._weights, self._layout = config, weights, layout
         self._arena, self._resolve = arena, resolve
-        self._streams, self._ops = streams, ops
-        defaults = ops.DEFAULT_OPTIONS
+        self._streams, self._kernels = streams, kernels
+        defaults = kernels.default_options(weights.x.dtype)
         self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
         self._shared, self._use_graphs = shared, use_graphs
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
@@ -129,6 +133,8 @@ class Solver:
         inner = dit.heads * dit.dim_head
         self.speakers = single(streams, dim)
         self.conditions = half(streams, chunk, dit.mel_dim)
+        self._voices: list[Tensor | None] = [None] * streams
+        self._has_mel = [False] * streams
         self.x = single(streams, chunk, dit.mel_dim)
         self.fault = torch.zeros(streams, dtype=torch.int32, device=device)
         self._condition = weights.bias.repeat(2 * streams * chunk, 1)
@@ -154,6 +160,24 @@ class Solver:
             if sent is None:
                 sent = self._sent[index] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             sent.record()
+
+    def set_voice(self, slot: int, speaker: Tensor, mel: Tensor) -> None:
+        """What a voice adds: ``speaker`` float32 ``[dim]``, the prompt's ``mel`` in this chunk (mostly none)."""
+        if self._voices[slot] is not speaker:
+            self.speakers[slot].copy_(speaker, non_blocking=True)
+            self._voices[slot] = speaker
+        if self._has_mel[slot]:
+            self.conditions[slot].zero_()
+        self._has_mel[slot] = len(mel) > 0
+        if len(mel):
+            self.conditions[slot, : len(mel)] = mel
+
+    def warm_up(self) -> None:
+        """Makes all graphs. What was sent last is solved again."""
+        if self._use_graphs:
+            for use_shared in (False, True):
+                if use_shared not in self._graphs:
+                    self.capture(use_shared)
 
     def run(self, use_shared: bool) -> None:
         """Solves what was sent; the mel is in ``x``.
@@ -249,7 +273,7 @@ class Solver:
         call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
 
     def _call(self, name: str, *args: object) -> None:
-        kernel: Callable[..., None] = getattr(self._ops, _KERNELS.get(name, name))
+        kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
         kernel(*args, **self._options.get(name, {}))
 
     def _tiles(self, name: str, dim: int) -> int:

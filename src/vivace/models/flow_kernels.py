@@ -1,0 +1,59 @@
+"""Which kernels the flow runs on; decided once, when a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import torch
+
+from vivace.config import FlowConfig
+from vivace.kernels import dit_reference
+
+_log = logging.getLogger(__name__)
+
+
+class Kernels(Protocol):
+    """``vivace.kernels.dit_reference`` or what has its functions."""
+
+    def default_options(self, dtype: torch.dtype) -> dict[str, dict[str, Any]]: ...
+
+
+def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the Triton kernels can be used; says why not where a GPU has to do without them."""
+    if device.type != "cuda":
+        return False
+    try:
+        import vivace.kernels.dit  # noqa: F401
+    except ImportError:
+        _log.warning("Triton is not installed: the flow takes the plain way, which is slower")
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0) or dtype == torch.float16:
+        _log.warning(
+            "%s with %s weights: the flow takes the plain way, which is slower; its kernels need compute capability "
+            "8.0 and bfloat16 or float32",
+            torch.cuda.get_device_name(device),
+            str(dtype).removeprefix("torch."),
+        )
+        return False
+    return True
+
+
+def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """The fastest kernels that fit."""
+    if not kernels_run_on(dtype, device):
+        return dit_reference
+    from vivace.kernels import dit
+    from vivace.kernels.cuda import KernelUnavailableError
+    from vivace.kernels.dit_hopper import HopperKernels, serves
+
+    sizes = config.dit
+    fits = serves(
+        sizes.dim, sizes.heads, sizes.dim_head, sizes.dim * sizes.ff_mult, sizes.static_chunk_frames, dtype
+    )
+    if fits and torch.cuda.get_device_capability(device) == (9, 0):
+        try:
+            return HopperKernels(device.index)
+        except KernelUnavailableError as error:
+            _log.warning("the flow takes its general kernels, which are slower: %s", error)
+    return dit
