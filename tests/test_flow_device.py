@@ -101,7 +101,7 @@ def test_memory_is_used_again(monkeypatch):
 def test_start_of_the_unconditional_branch_is_computed_once(monkeypatch):
     device = DeviceFlow(flow())
     calls = []
-    solver = device._solver(1)
+    solver = device.solver(1)
     solve = solver.solve
     monkeypatch.setattr(solver, "solve", lambda use_shared: (calls.append(use_shared), solve(use_shared)))
     for count in (4 * CHUNK, 5 * CHUNK + 2):

@@ -205,7 +205,7 @@ class DeviceFlow:
 
     def _run(self, works: list[Work]) -> None:
         """The next chunk of each."""
-        config, solver = self._config, self._solver(len(works))
+        config, solver = self._config, self.solver(len(works))
         chunk = config.dit.static_chunk_frames
         self.start.begin()
         chunks, is_known = [], True
@@ -245,7 +245,7 @@ class DeviceFlow:
         mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
         return MelHandle(mel[work.skip :].T, None, work.faults, done)
 
-    def _solver(self, streams: int) -> Solver:
+    def solver(self, streams: int) -> Solver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""
         if streams not in self._solvers:
             self._solvers[streams] = Solver(
