@@ -20,7 +20,7 @@ from vivace.config import Limits, ServerConfig
 from vivace.datatypes import AudioChunk, StageTimes, SynthesisResult
 from vivace.engine import SynthesisRequest
 from vivace.engine.request import check_request
-from vivace.errors import InvalidAudioError, OverloadedError
+from vivace.errors import CancelledRequestError, InvalidAudioError, OverloadedError
 from vivace.random_checkpoint import tiny_config
 from vivace.server.app import create_app
 from vivace.server.door import bind
@@ -46,6 +46,12 @@ class FakeService:
         self.running: set[FakeStream] = set()
         self.ended: list[str] = []
         self.figures: dict[str, float] = {}
+        self.closed = asyncio.Event()
+
+    async def wait_until_closed(self):
+        """A step of a script: ends with an error once the service closes."""
+        await self.closed.wait()
+        raise CancelledRequestError("the service was closed")
 
     @property
     def num_running(self) -> int:
@@ -71,6 +77,7 @@ class FakeService:
 
     async def close(self):
         self.state = "failed"
+        self.closed.set()
 
 
 class FakeStream:

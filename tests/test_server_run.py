@@ -12,10 +12,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from tests.server_helpers import FakeService, post, read_all, read_head, wait_until
 from vivace.cli import app
 from vivace.config import ServerConfig, api_keys
 from vivace.errors import ServeError
 from vivace.server.door import bind
+from vivace.server.run import run_on_fast_loop, serve
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 TEXT = "This is a sentence that takes a while to speak, so that there is time to send a signal."
@@ -89,6 +91,37 @@ def test_a_second_signal_ends_at_once(serving):
             code, _, error = serving.end(20)
     assert code == 0
     assert "Traceback" not in error
+
+
+def test_what_still_runs_after_the_drain_ends_with_an_error(tmp_path, caplog):
+    """Its connection is cut, so that the answer cannot look complete, and nothing is left to wait for."""
+    config = ServerConfig(port=0, drain_seconds=0.2)
+    service = FakeService(tmp_path)
+    service.script = [0.1, service.wait_until_closed]
+    answers = []
+
+    def talk(line):
+        port = int(re.search(r":(\d+)/", line).group(1))
+
+        def run():
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(post({"input": "Hi.", "response_format": "pcm"}))
+                head = read_head(connection)
+                os.kill(os.getpid(), signal.SIGTERM)
+                answers.append((head, read_all(connection)))
+
+        threading.Thread(target=run).start()
+
+    async def open_service():
+        return service
+
+    with bind(config) as listener:
+        run_on_fast_loop(serve(open_service, config, listener, talk))
+    wait_until(lambda: answers)
+    head, body = answers[0]
+    assert b"200 OK" in head
+    assert not body.endswith(b"0\r\n\r\n")
+    assert not caplog.records
 
 
 def test_a_signal_while_the_model_loads(tmp_path):

@@ -161,6 +161,8 @@ def _signals(service: SpeechService, server: Server, config: ServerConfig) -> It
 
     async def drain() -> None:
         await service.drain(config.drain_seconds)
+        if service.num_running:  # they end with an error now, not with the server
+            await service.close()
         server.should_exit = True
 
     def on_signal() -> None:
