@@ -102,6 +102,9 @@ class FakeEngine:
     async def make_voice(self, prompt_audio, prompt_text="", *, name="clone", consent=False):
         raise InvalidAudioError("The file holds no audio.", param="prompt_audio")
 
+    def gauges(self):
+        return {"batch_size": float(len(self.running))}
+
     def ask_for_sign(self, answer):
         if not self.hangs:
             answer()

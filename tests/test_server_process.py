@@ -252,6 +252,30 @@ def test_leaving_ends_the_request_in_the_engine_at_once(faulty, way):
     faulty.run(scenario)
 
 
+def test_leaving_at_every_chunk_disturbs_no_neighbour(faulty):
+    async def scenario(service):
+        for taken in range(7):
+            neighbour = asyncio.create_task(samples_of(service.stream(ask("chunks=12", 50))))
+            async with service.stream(ask("chunks=6", 10)) as stream:
+                for _ in range(taken):
+                    await anext(stream)
+            ramp = np.linspace(0, 0.5, CHUNK_SAMPLES, dtype=np.float32)
+            np.testing.assert_array_equal(await neighbour, np.tile(ramp, 12))
+            assert await num_running_in_engine(service) == 1
+
+    faulty.run(scenario)
+
+
+def test_figures_of_the_engine(faulty):
+    async def scenario(service):
+        async with service.stream(ask("wait")) as stream:
+            await anext(stream)
+            await until(lambda: service.gauges().get("batch_size") == 1.0)
+            assert service.gauges()["heartbeat_age_seconds"] < QUICK.silence_s
+
+    faulty.run(scenario)
+
+
 def test_a_slow_consumer_pauses_alone_and_is_ended(faulty):
     async def scenario(service):
         slow = service.stream(ask("chunks=200", 1))

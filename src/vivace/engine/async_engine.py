@@ -131,6 +131,12 @@ class AsyncEngine:
         """As ``Engine.ask_for_sign``."""
         self._engine.ask_for_sign(answer)
 
+    def gauges(self) -> dict[str, float]:
+        """Figures for a server's metrics, by their names there."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            return {"gpu_memory_bytes": float(torch.cuda.memory_allocated())}
+        return {}
+
     async def close(self) -> None:
         """Cancels everything and ends the thread."""
         await asyncio.to_thread(self._engine.close)

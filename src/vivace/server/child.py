@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-P", "-m", "vivace.server.worker")
 TICK_SECONDS = 0.25
+SLOW_STEP_SECONDS = 300.0
 REAP_SECONDS = 10.0
 """How long to wait for a killed process; one that the kernel keeps in a driver call is left to it."""
 
@@ -39,6 +40,11 @@ class EngineSettings:
     voices_folder: Path | None = None
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def is_slow(self) -> bool:
+        """One step may take a minute: a large model on a CPU."""
+        return self.device == "cpu" and str(self.model) != "mini"
+
     def header(self) -> Header:
         folder = self.voices_folder
         return {
@@ -55,7 +61,7 @@ class Watch:
     Attributes:
         start_s: the engine process to load the model.
         silence_s: any word of it; it sends several a second.
-        step_s: the step that its engine runs.
+        step_s: the step that its engine runs; ``SLOW_STEP_SECONDS`` where that is slow.
         probe_s: a word that it is asked to speak after a request has failed.
         stall_s: a consumer to take the next chunk.
         wait_s: a new request for an engine that restarts; ``max_waiting`` requests do, others are refused.
@@ -80,6 +86,7 @@ class EngineProcess:
 
     Attributes:
         sample_rate_hz: of the model.
+        gauges: figures of the engine, as of its latest beat.
         lost: done once the process can no longer be relied on; the result says why.
     """
 
@@ -91,6 +98,7 @@ class EngineProcess:
         watch: Watch,
     ) -> None:
         self.sample_rate_hz = 0
+        self.gauges: dict[str, float] = {}
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process = process
         self._reader = reader
@@ -173,8 +181,10 @@ class EngineProcess:
                     self.lose("its engine has failed")
                 elif header["kind"] != "beat":
                     on_frame(header, payload)
-                elif header["hangs_s"] > self._watch.step_s:
-                    self.lose("its engine hangs")
+                else:
+                    self.gauges = header["gauges"]
+                    if header["hangs_s"] > self._watch.step_s:
+                        self.lose("its engine hangs")
         except (EOFError, OSError):
             self.lose("it ended")
         except WireError:

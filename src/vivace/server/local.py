@@ -57,6 +57,10 @@ class LocalService:
     def num_running(self) -> int:
         return len(self._running)
 
+    def gauges(self) -> dict[str, float]:
+        """Figures for ``/metrics``."""
+        return self._engine.gauges()
+
     def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> LocalStream:
         """Speaks. Errors, also that the service takes no requests, come with the first chunk asked for."""
         return LocalStream(self, self._engine.stream(request, text))

@@ -30,7 +30,14 @@ from vivace.errors import (
     VivaceError,
 )
 from vivace.server.channel import Channel, ProcessStream
-from vivace.server.child import COMMAND, TICK_SECONDS, EngineProcess, EngineSettings, Watch
+from vivace.server.child import (
+    COMMAND,
+    SLOW_STEP_SECONDS,
+    TICK_SECONDS,
+    EngineProcess,
+    EngineSettings,
+    Watch,
+)
 from vivace.server.running import RunningStreams
 from vivace.server.sent_voices import SentVoices
 from vivace.server.wire import Header, chunk_of, error_of, request_header, result_of
@@ -106,8 +113,10 @@ class ProcessService:
             ModelFolderError: the folder cannot be used; the message names the file.
         """
         settings = settings or EngineSettings()
+        if watch is None:
+            watch = Watch(step_s=SLOW_STEP_SECONDS) if settings.is_slow else Watch()
         voices = await asyncio.to_thread(open_voices, settings.model, settings.voices_folder)
-        service = cls(settings, voices, watch=watch or Watch(), model=model, command=command)
+        service = cls(settings, voices, watch=watch, model=model, command=command)
         child = await service._start_child()
         service._keep(service._supervise(child))
         service._keep(service._watch_consumers())
@@ -185,8 +194,11 @@ class ProcessService:
 
     def gauges(self) -> dict[str, float]:
         """Figures for ``/metrics``."""
-        silent_s = 0.0 if self._child is None else self._child.silent_s
-        return {"engine_restarts": float(self.num_restarts), "heartbeat_age_seconds": silent_s}
+        child = self._child
+        figures = {"engine_restarts": float(self.num_restarts)}
+        return (
+            figures if child is None else child.gauges | figures | {"heartbeat_age_seconds": child.silent_s}
+        )
 
     # -- what streams ask for (channel.Desk) -----------------------------------------------------------------
 

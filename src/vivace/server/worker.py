@@ -60,6 +60,8 @@ class WorkerEngine(Protocol):
 
     def ask_for_sign(self, answer: Callable[[], object]) -> None: ...
 
+    def gauges(self) -> dict[str, float]: ...
+
 
 OpenEngine = Callable[[Header], Awaitable[WorkerEngine]]
 
@@ -211,7 +213,8 @@ class Worker:
             if not self._is_asked:
                 self._is_asked, self._num_missed = True, 0
                 self._engine.ask_for_sign(self._heard)
-            self._send({"kind": "beat", "hangs_s": self._num_missed * BEAT_SECONDS})
+            hangs_s = self._num_missed * BEAT_SECONDS
+            self._send({"kind": "beat", "hangs_s": hangs_s, "gauges": self._engine.gauges()})
             await asyncio.sleep(BEAT_SECONDS)
             self._num_missed += 1
         self._send({"kind": "broken"})
