@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from vivace.audio.encoders import open_encoder
 from vivace.server.connection import CloseError, PeerGoneError
 from vivace.server.errors import describe
+from vivace.server.events import timing
 from vivace.server.playback import Playback
 from vivace.server.session_config import SessionConfig
-from vivace.server.speech import timing
 from vivace.server.utterance import Utterance, encode
 
 if TYPE_CHECKING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,8 @@ from starlette.responses import Response
 
 from vivace.audio.encoders import MEDIA_TYPES, PcmEncoder, WavEncoder, encode_whole, open_encoder
 from vivace.server.answers import check_content_type, error_response
-from vivace.server.errors import ErrorAnswer, ServerError, describe
+from vivace.server.errors import ServerError, describe
+from vivace.server.events import delta_event, done_event, error_event, timing_headers
 from vivace.server.guard import CUT, WriteStalledError
 from vivace.server.models import check_model
 from vivace.server.playback import Playback
@@ -121,7 +120,7 @@ class SpeechAnswer(Response):
         if not self._has_started:
             await error_response(answer)(scope, receive, send)
         elif self._call.is_events:
-            await send(_body(_error_event(answer), more=False))
+            await send(_body(error_event(answer), more=False))
         else:
             scope[CUT]()
             while (await receive())["type"] != "http.disconnect":
@@ -135,13 +134,13 @@ class SpeechAnswer(Response):
         summary = stream.summary()
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         body = await asyncio.to_thread(self._whole_body, samples, summary)
-        headers = {"content-length": str(len(body)), **_timing_headers(summary)}
+        headers = {"content-length": str(len(body)), **timing_headers(summary)}
         await self._start(send, headers)
         await send(_body(body, more=False))
 
     def _whole_body(self, samples: Samples, summary: SynthesisResult) -> bytes:
         audio = encode_whole(self._call.format, self._service.sample_rate_hz, samples)
-        return audio if not self._call.is_events else _delta_event(audio) + _done_event(summary)
+        return audio if not self._call.is_events else delta_event(audio) + done_event(summary)
 
     async def _send_stream(self, scope: Scope, send: Send, stream: ServiceStream, playback: Playback) -> None:
         encoder = self._encoder()
@@ -152,13 +151,13 @@ class SpeechAnswer(Response):
                 await self._start(send, {"x-vivace-ttfb-ms": f"{chunk.elapsed_ms:.1f}"})
             if data:
                 before = time.monotonic()
-                await send(_body(_delta_event(data) if self._call.is_events else data))
+                await send(_body(delta_event(data) if self._call.is_events else data))
                 playback.held(time.monotonic() - before)
         rest = await asyncio.to_thread(encoder.finish)
         if not self._has_started:
             await self._start(send, {})
         if self._call.is_events:
-            rest = (_delta_event(rest) if rest else b"") + _done_event(stream.summary())
+            rest = (delta_event(rest) if rest else b"") + done_event(stream.summary())
         await send(_body(rest, more=False))
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
@@ -217,47 +216,3 @@ async def _encode(encoder: StreamEncoder, samples: Samples) -> bytes:
 
 def _body(data: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _event(document: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(document)}\n\n".encode()
-
-
-def _delta_event(audio: bytes) -> bytes:
-    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
-
-
-def _done_event(summary: SynthesisResult) -> bytes:
-    num_in, num_out = summary.num_text_tokens, summary.num_speech_tokens
-    usage = {"input_tokens": num_in, "output_tokens": num_out, "total_tokens": num_in + num_out}
-    return _event({"type": "speech.audio.done", "usage": usage, "timing": timing(summary)})
-
-
-def _error_event(answer: ErrorAnswer) -> bytes:
-    return _event({"type": "speech.audio.error", **answer.document()})
-
-
-def timing(summary: SynthesisResult) -> dict[str, Any]:
-    """The figures of a request, as every front end reports them."""
-    times = summary.times
-    return {
-        "ttfb_ms": round(summary.ttfb_ms, 1),
-        "wall_ms": round(summary.wall_ms, 1),
-        "rtf": round(summary.rtf, 4),
-        "tps": round(summary.tps, 1),
-        "audio_seconds": round(summary.audio_seconds, 3),
-        "segments": summary.num_segments,
-        "finish_reason": summary.finish_reason,
-        "text_ms": round(times.text_ms, 1),
-        "prompt_ms": round(times.prompt_ms, 1),
-        "lm_ms": round(times.lm_ms, 1),
-        "flow_ms": round(times.flow_ms, 1),
-        "vocoder_ms": round(times.vocoder_ms, 1),
-        "waiting_ms": round(times.waiting_ms, 1),
-    }
-
-
-def _timing_headers(summary: SynthesisResult) -> dict[str, str]:
-    shown = ("ttfb_ms", "wall_ms", "rtf", "tps", "audio_seconds", "finish_reason")
-    figures = timing(summary)
-    return {f"x-vivace-{name.replace('_', '-')}": str(figures[name]) for name in shown}

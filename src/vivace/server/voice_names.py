@@ -38,8 +38,8 @@ def find_voice_name(voices: VoiceRegistry, config: ServerConfig, asked: str | No
     try:
         return voices.get(target).name
     except VoiceNotFoundError:
-        builtin = voices.builtin_names
-        if asked not in OPENAI_VOICES or not builtin:
+        builtin, known = voices.builtin_names, asked.lower()
+        if known not in OPENAI_VOICES or not builtin:
             raise
-    like = _LIKE[asked]
-    return like if like in builtin else builtin[OPENAI_VOICES.index(asked) % len(builtin)]
+    like = _LIKE[known]
+    return like if like in builtin else builtin[OPENAI_VOICES.index(known) % len(builtin)]
