@@ -93,6 +93,11 @@ class RelativeAttention(nn.Module):
         start = self._before - total
         return self._table[:, start : start + total + length - 1]
 
+    def table(self) -> tuple[Tensor, int]:
+        """The table as it is, ``[heads, distances, dim_head]`` with the largest first, and the place of distance 0."""
+        assert self._table is not None, "positions() makes it"
+        return self._table, self._before - 1
+
     def _project(self, before: int, after: int) -> Tensor:
         weight = self.linear_pos.weight
         waves = distance_sinusoids(before - 1, before + after - 1, weight.shape[1], weight.device)

@@ -23,7 +23,7 @@ CONTEXT = 2
 Weights = tuple[Tensor, Tensor]
 
 
-class _Conv(NamedTuple):
+class Conv(NamedTuple):
     """A causal convolution and its place in the contexts' channels."""
 
     weights: Weights
@@ -31,13 +31,17 @@ class _Conv(NamedTuple):
     stop: int
 
 
-class _ConvBlock(NamedTuple):
-    conv: _Conv
+class ConvBlockWeights(NamedTuple):
+    """A convolution and the norm behind it."""
+
+    conv: Conv
     norm: Weights
     eps: float
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
+    """An attention block, with the three input projections joined."""
+
     norm1: Weights
     qkv: Tensor
     out: Weights
@@ -47,18 +51,18 @@ class _Block(NamedTuple):
     eps: float
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """One level: residual block, attention blocks, and the convolution behind them (none in the middle).
 
     ``shifts`` is what the time adds between the two convolution blocks, one ``[channels, 1]`` per Euler step.
     """
 
-    first: _ConvBlock
-    second: _ConvBlock
+    first: ConvBlockWeights
+    second: ConvBlockWeights
     residual: Weights
     shifts: list[Tensor]
-    blocks: list[_Block]
-    after: _Conv | None
+    blocks: list[Block]
+    after: Conv | None
 
 
 class PreparedUNet:
@@ -108,7 +112,7 @@ class PreparedUNet:
         return F.conv1d(_conv_block(self.final, hidden, contexts), *self.proj)
 
     def _run(
-        self, level: _Level, x: Tensor, step: int, contexts: Tensor, caches: Iterator[Tensor], end: int
+        self, level: Level, x: Tensor, step: int, contexts: Tensor, caches: Iterator[Tensor], end: int
     ) -> tuple[Tensor, Tensor]:
         """Output of the level's blocks ``[2, C, T]``, and of the convolution behind them."""
         hidden = _conv_block(
@@ -120,7 +124,7 @@ class PreparedUNet:
         hidden = hidden.transpose(1, 2)
         return hidden, hidden if level.after is None else _convolve(level.after, hidden, contexts)
 
-    def _attend(self, block: _Block, hidden: Tensor, cache: Tensor, end: int) -> Tensor:
+    def _attend(self, block: Block, hidden: Tensor, cache: Tensor, end: int) -> Tensor:
         """One attention block; ``cache`` ``[2, 2, heads, capacity, dim_head]`` is its keys and values."""
         frames, size = hidden.shape[1], hidden.shape[2:]
         normed = F.layer_norm(hidden, size, *block.norm1, block.eps)
@@ -133,12 +137,12 @@ class PreparedUNet:
         normed = F.layer_norm(hidden, size, *block.norm3, block.eps)
         return hidden + F.linear(F.gelu(F.linear(normed, *block.ff_in)), *block.ff_out)
 
-    def _level(self, level: nn.Module) -> _Level:
+    def _level(self, level: nn.Module) -> Level:
         assert isinstance(level, nn.ModuleList)
         resnet, blocks = level[0], level[1]
         assert isinstance(resnet, ResnetBlock)
         assert isinstance(blocks, nn.ModuleList)
-        return _Level(
+        return Level(
             first=self._conv_block(resnet.block1),
             second=self._conv_block(resnet.block2),
             residual=_weights(resnet.res_conv),
@@ -147,15 +151,15 @@ class PreparedUNet:
             after=self._conv(level[2]) if len(level) == 3 else None,
         )
 
-    def _conv_block(self, block: ConvBlock) -> _ConvBlock:
+    def _conv_block(self, block: ConvBlock) -> ConvBlockWeights:
         norm = block.block[2]
         assert isinstance(norm, nn.LayerNorm)
-        return _ConvBlock(self._conv(block.block[0]), _weights(norm), norm.eps)
+        return ConvBlockWeights(self._conv(block.block[0]), _weights(norm), norm.eps)
 
-    def _conv(self, layer: nn.Module) -> _Conv:
+    def _conv(self, layer: nn.Module) -> Conv:
         assert isinstance(layer, nn.Conv1d)
         start, self.num_channels = self.num_channels, self.num_channels + layer.in_channels
-        return _Conv(_weights(layer), start, self.num_channels)
+        return Conv(_weights(layer), start, self.num_channels)
 
 
 def new_unet_state(prepared: PreparedUNet, num_steps: int, capacity: int) -> DiTState:
@@ -172,7 +176,7 @@ def new_unet_state(prepared: PreparedUNet, num_steps: int, capacity: int) -> DiT
     )
 
 
-def _convolve(conv: _Conv, x: Tensor, contexts: Tensor) -> Tensor:
+def _convolve(conv: Conv, x: Tensor, contexts: Tensor) -> Tensor:
     """``[2, in, T] → [2, out, T]``; the convolution's part of ``contexts`` is updated."""
     context = contexts[:, conv.start : conv.stop]
     joined = torch.cat((context, x), dim=2)
@@ -180,7 +184,7 @@ def _convolve(conv: _Conv, x: Tensor, contexts: Tensor) -> Tensor:
     return F.conv1d(joined, *conv.weights)
 
 
-def _conv_block(block: _ConvBlock, x: Tensor, contexts: Tensor) -> Tensor:
+def _conv_block(block: ConvBlockWeights, x: Tensor, contexts: Tensor) -> Tensor:
     y = _convolve(block.conv, x, contexts).transpose(1, 2)
     return F.mish(F.layer_norm(y, y.shape[2:], *block.norm, block.eps)).transpose(1, 2)
 
@@ -192,12 +196,12 @@ def _weights(layer: nn.Module) -> Weights:
     return weight.detach(), bias.detach()
 
 
-def _block(block: TransformerBlock) -> _Block:
+def _block(block: TransformerBlock) -> Block:
     attention, net = block.attn1, block.ff.net
     projections = (attention.to_q, attention.to_k, attention.to_v)
     inner = net[0].proj
     assert isinstance(inner, nn.Linear)
-    return _Block(
+    return Block(
         norm1=_weights(block.norm1),
         qkv=torch.cat([projection.weight.detach() for projection in projections]),
         out=_weights(attention.to_out[0]),

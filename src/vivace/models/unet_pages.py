@@ -1,0 +1,83 @@
+"""Memory of CosyVoice 2's flow streams on a device: one page for each finished chunk, at fixed addresses.
+
+A page holds what later chunks need of a chunk: keys and values of every attention (the estimator's per Euler step and
+guidance branch, the token encoder's once), and the last inputs of every convolution. Page 0 is all zeros: it stands
+before the first chunk. Captured graphs index pages by number, so that all of them lie in one piece.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vivace.config import UNetFlowConfig
+from vivace.errors import SynthesisError
+from vivace.models.dit_stream import BRANCHES
+from vivace.models.unet_stream import CONTEXT, PreparedUNet
+
+
+class UNetPages:
+    """The pages, and who holds them.
+
+    Args:
+        num_pages: seconds of audio, prompts included, that open streams may keep together.
+
+    Attributes:
+        attention: keys and values of the estimator, ``[pages, steps, blocks, 2, branches, heads, frames, dim_head]``.
+        contexts: inputs of its convolutions, ``[pages, steps, branches, channels, 2]``.
+        tokens, frames: keys and values of the encoder before and behind the repetition, ``[pages, layers, 2, heads,
+            chunk, dim_head]``.
+        repeated: inputs of the convolution between them, ``[pages, C, 2 * ratio]``.
+    """
+
+    def __init__(self, config: UNetFlowConfig, unet: PreparedUNet, weight: Tensor, num_pages: int) -> None:
+        chunk, encoder = config.unet.static_chunk_frames, config.encoder
+        assert chunk is not None, "only a causal estimator has chunks"
+        count, ratio = num_pages + 1, config.token_mel_ratio
+        steps, heads = config.num_steps, (unet.heads, chunk, unet.dim_head)
+        self.attention = weight.new_zeros(count, steps, unet.num_blocks, 2, BRANCHES, *heads)
+        self.contexts = weight.new_zeros(count, steps, BRANCHES, unet.num_channels, CONTEXT)
+        sizes = (encoder.heads, chunk // ratio, encoder.head_dim)
+        self.tokens = weight.new_zeros(count, encoder.num_blocks, 2, *sizes)
+        sizes = (encoder.heads, chunk, encoder.head_dim)
+        self.frames = weight.new_zeros(count, config.num_up_blocks, 2, *sizes)
+        self.repeated = weight.new_zeros(count, encoder.output_size, 2 * ratio)
+        self._free = list(range(1, count))[::-1]
+        self._users: dict[int, int] = {}
+
+    @staticmethod
+    def page_bytes(config: UNetFlowConfig, dtype: torch.dtype) -> int:
+        """Memory of one page, to the percent: the estimator's keys and values are nearly all of it."""
+        return config.kept_values * (config.unet.static_chunk_frames or 0) * dtype.itemsize
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that someone holds."""
+        return len(self._users)
+
+    def take(self, count: int) -> list[int]:
+        """Pages with one user each.
+
+        Raises:
+            SynthesisError: so many are not free; none is taken.
+        """
+        if count > len(self._free):
+            raise SynthesisError(
+                "there is no memory left for another second of audio; use fewer streams at once or shorter texts",
+                code="out_of_memory",
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        self._users.update(dict.fromkeys(pages, 1))
+        return pages
+
+    def share(self, page: int) -> int:
+        """One more user of a page."""
+        self._users[page] += 1
+        return page
+
+    def drop(self, page: int) -> None:
+        """One user less; the last one frees the page."""
+        self._users[page] -= 1
+        if not self._users[page]:
+            del self._users[page]
+            self._free.append(page)
