@@ -182,7 +182,7 @@ def test_a_stream_through_the_kernels_equals_the_plain_model(kernels: Any) -> No
 
 def test_a_value_that_is_no_number_sets_the_flag_of_its_row(kernels: Any) -> None:
     bench = Bench("small")
-    place = bench.layout.post.spectrum + 30
+    place = bench.layout.post.frames + 30
     bench.arena[1, place] = torch.nan
     kernels.inverse(bench.layout.post, bench.arena, bench.params, FRAMES, bench.out, 4)
     assert bench.out[:, 0].view(torch.int32).tolist() == [0, 1, 0, 0]

@@ -40,13 +40,18 @@ class Tile:
     taps_inside: bool = True
 
 
-def default_tile(op: Conv, precision: str, frames: int) -> Tile:
-    """Block shape that was the fastest, or near it, where it was measured."""
-    n = 64 if op.channels_out % 64 == 0 else 32 if op.channels_out % 32 == 0 else 16
-    k = 32 if op.channels_in >= 32 else 16
+def default_tile(op: Conv, precision: str) -> Tile:
+    """Block shape that was the fastest, or near it, where it was measured.
+
+    It is the same for any number of frames: with one order of summation, a stream's samples are the same bits
+    whatever its pieces are.
+    """
     if precision == "ieee":
-        return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16, 4, 3)
-    return Tile(64 if op.rows.rate > 1 else 16, n, k, 4, 4)
+        return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16)
+    k = min(64, max(16, triton.next_power_of_2(op.channels_in)))
+    if op.rows.rate == 1 and op.channels_out <= 512:
+        return Tile(16, 32, k)
+    return Tile(64, 16 if op.channels_in >= 256 else 32, k, stages=4)
 
 
 def conv(
@@ -60,7 +65,7 @@ def conv(
 ) -> None:
     """Convolutions of equal width, with what follows them."""
     precision = op.precision or precision
-    tile = tile or default_tile(op, precision, frames)
+    tile = tile or default_tile(op, precision)
     groups, m, n = op.groups, op.rows.most(frames), op.channels_out
     numbers = [arena.stride(0), op.row_stride, op.channels_in, *(g.weight for g in groups)]
     for group in groups:
@@ -282,7 +287,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, p
 
 
 def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
-    """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
+    """Last convolution, and from its log magnitudes and phases the windowed frames of the inverse STFT."""
     block = 32
     assert op.bins <= 16
     post_kernel[(triton.cdiv(op.rows.most(frames), block), arena.shape[0])](
@@ -291,12 +296,15 @@ def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, p
         params,
         op.weight,
         op.bias,
+        op.basis,
         X=op.x,
-        SPECTRUM=op.spectrum,
+        FRAMES=op.frames,
         ALIGN=4 if arena.stride(0) % 4 == 0 else 1,
         C=op.channels,
         TAPS=op.taps,
         BINS=op.bins,
+        N_FFT=op.n_fft,
+        WIDE=max(16, triton.next_power_of_2(op.n_fft)),
         MAX_LOG=op.max_log,
         RATE=op.rows.rate,
         EXTRA=op.rows.extra,
@@ -318,13 +326,11 @@ def inverse(
         arena,
         arena.stride(0),
         params,
-        op.basis,
         op.window,
         out,
         out.view(torch.int32),
         out.stride(0),
-        SPECTRUM=op.spectrum,
-        BINS=op.bins,
+        FRAMES=op.frames,
         N_FFT=op.n_fft,
         HOP=op.hop,
         HOP_FRAME=op.hop_frame,

@@ -45,15 +45,25 @@ def _pick(group, values, count: tl.constexpr):
 
 
 @triton.jit
-def _snake(x, alpha, inverse):
-    """``x + sin²(alpha x) * inverse``; the sine by a polynomial that is as good as float32 is, without a branch."""
-    angle = x * alpha
+def _small_sine(x):
+    """Sine within a quarter turn, by a polynomial as good as float32 is."""
+    z = x * x
+    y = z * (z * 2.60005477e-06 - 0.0001980661520218) + 0.008333017291565
+    return x + x * z * (z * y - 0.16666657096504)
+
+
+@triton.jit
+def _within_half_turn(angle):
+    """How many half turns, and what is left of the angle: at most a quarter turn."""
     half_turns = tl.floor(angle * 0.3183098861837907 + 0.5)
-    rest = angle - half_turns * 3.140625
-    rest = rest - half_turns * 0.0009676535846665502
-    z = rest * rest
-    sine = z * (-0.0001980661520218 + z * 2.60005477e-06) + 0.008333017291565
-    sine = rest + rest * z * (z * sine - 0.16666657096504)
+    return half_turns, angle - half_turns * 3.140625 - half_turns * 0.0009676535846665502
+
+
+@triton.jit
+def _snake(x, alpha, inverse):
+    """``x + sin²(alpha x) * inverse``."""
+    _, angle = _within_half_turn(x * alpha)
+    sine = _small_sine(angle)
     return x + sine * sine * inverse
 
 
@@ -487,12 +497,15 @@ def post_kernel(
     numbers,
     weight,
     bias,
+    basis,
     X: tl.constexpr,
-    SPECTRUM: tl.constexpr,
+    FRAMES: tl.constexpr,
     ALIGN: tl.constexpr,
     C: tl.constexpr,
     TAPS: tl.constexpr,
     BINS: tl.constexpr,
+    N_FFT: tl.constexpr,
+    WIDE: tl.constexpr,
     MAX_LOG: tl.constexpr,
     RATE: tl.constexpr,
     EXTRA: tl.constexpr,
@@ -501,7 +514,7 @@ def post_kernel(
     BK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Real and imaginary parts of a block of columns. Grid (blocks, rows)."""
+    """Windowed frames of a block of columns. Grid (blocks, rows)."""
     row = tl.program_id(1).to(tl.int64)
     numbers += row * _WIDTH
     _wait(PDL)
@@ -529,11 +542,20 @@ def post_kernel(
     log_magnitude, phase = tl.split(tl.reshape(total, (BM, 16, 2)))
     bins = tl.arange(0, 16)
     magnitude = tl.exp(tl.where(log_magnitude > MAX_LOG, MAX_LOG, log_magnitude))
-    phase = tl.sin(phase)
-    place = arena + SPECTRUM + m[:, None] * (2 * BINS) + bins[None, :]
-    keep = (m[:, None] < count) & (bins[None, :] < BINS)
-    tl.store(place, magnitude * tl.cos(phase), mask=keep)
-    tl.store(place + BINS, magnitude * tl.sin(phase), mask=keep)
+    half_turns, angle = _within_half_turn(phase)
+    odd = half_turns - 2.0 * tl.floor(half_turns * 0.5)
+    phase = _small_sine(angle) * (1.0 - 2.0 * odd)
+    half = _small_sine(phase * 0.5)
+    real, imaginary = magnitude * (1.0 - 2.0 * half * half), magnitude * _small_sine(phase)
+    # Bins that do not exist meet rows of zeros.
+    i = tl.arange(0, WIDE)
+    place = basis + bins[:, None] * N_FFT + i[None, :]
+    keep = (bins[:, None] < BINS) & (i[None, :] < N_FFT)
+    frame = tl.dot(real, tl.load(place, mask=keep, other=0.0), input_precision=PRECISION)
+    place += BINS * N_FFT
+    frame = tl.dot(imaginary, tl.load(place, mask=keep, other=0.0), frame, input_precision=PRECISION)
+    place = arena + FRAMES + m[:, None] * N_FFT + i[None, :]
+    tl.store(place, frame, mask=(m[:, None] < count) & (i[None, :] < N_FFT))
 
 
 @triton.jit
@@ -541,13 +563,11 @@ def inverse_kernel(
     arena,
     arena_stride,
     numbers,
-    basis,
     window,
     out,
     flags,
     out_stride,
-    SPECTRUM: tl.constexpr,
-    BINS: tl.constexpr,
+    FRAMES: tl.constexpr,
     N_FFT: tl.constexpr,
     HOP: tl.constexpr,
     HOP_FRAME: tl.constexpr,
@@ -578,9 +598,7 @@ def inverse_kernel(
         tap = sample + N_FFT // 2 - column * HOP
         value = tl.load(window + tap, mask=real, other=0.0)
         squares += value * value
-        for b in tl.static_range(2 * BINS):
-            x = tl.load(arena + SPECTRUM + column * (2 * BINS) + b, mask=real, other=0.0)
-            total += x * tl.load(basis + b * N_FFT + tap, mask=real, other=0.0)
+        total += tl.load(arena + FRAMES + column * N_FFT + tap, mask=real, other=0.0)
     y = total / tl.where(squares > 0, squares, 1.0)
     y = tl.where(y > LIMIT, LIMIT, tl.where(y < -LIMIT, -LIMIT, y))  # not a number stays what it is
     out += row * out_stride

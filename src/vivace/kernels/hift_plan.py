@@ -209,9 +209,10 @@ class Spectrum:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Last convolution and what makes real and imaginary parts of its result; then the inverse STFT.
+    """Last convolution, the frames of the inverse STFT that its result describes, and their overlap-add.
 
-    ``weight`` is ``[2, bins, taps, channels]``: log magnitudes, phases.
+    ``weight`` is ``[2, bins, taps, channels]``: log magnitudes, phases. ``frames`` is where row 0 of the windowed
+    frames ``[columns, n_fft]`` goes.
     """
 
     rows: Rows
@@ -220,7 +221,7 @@ class Post:
     x: int
     weight: Tensor
     bias: Tensor  # [2, bins]
-    spectrum: int
+    frames: int
     basis: Tensor  # [2 * bins, n_fft]
     window: Tensor  # [n_fft]
     bins: int

@@ -219,7 +219,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, p
 
 
 def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
-    """Last convolution, and from its log magnitudes and phases the real and imaginary parts."""
+    """Last convolution, and from its log magnitudes and phases the windowed frames of the inverse STFT."""
     for row, numbers in zip(arena, params, strict=True):
         count, size = _count(op.rows, numbers), op.taps * op.channels
         if count == 0:
@@ -228,7 +228,7 @@ def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, p
         log_magnitude, phase = (x @ op.weight.view(2, op.bins, size).mT + op.bias[:, None]).unbind(0)
         magnitude, phase = log_magnitude.clamp(max=op.max_log).exp(), torch.sin(phase)
         y = torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
-        _rows(row, op.spectrum, count, 2 * op.bins).copy_(y)
+        _rows(row, op.frames, count, op.n_fft).copy_(y @ op.basis)
 
 
 def inverse(
@@ -243,7 +243,7 @@ def inverse(
         start = int(numbers[Param.START])
         first = max(-(op.n_fft // op.hop - 1), -start * per_frame)
         count = frames * per_frame + 1 - first
-        columns = _rows(row, op.spectrum + first * 2 * op.bins, count, 2 * op.bins) @ op.basis
+        columns = _rows(row, op.frames + first * op.n_fft, count, op.n_fft)
         sums = torch.zeros(2, (count - 1) * op.hop + op.n_fft)
         for index, column in enumerate(columns):
             place = slice(index * op.hop, index * op.hop + op.n_fft)
