@@ -143,3 +143,76 @@ def test_sessions_of_random_messages(tmp_path, caplog):
     expected = ("Planted", "socket.send() raised")  # the fake engine's fault; clients that have left
     messages = [record.getMessage() for record in caplog.records]
     assert not [message for message in messages if not any(part in message for part in expected)]
+
+
+def elevenlabs_message_of(rng):
+    """A frame for ElevenLabs' sockets."""
+    if rng.random() < 0.1:
+        return message_of(rng)
+    message = {}
+    if rng.random() < 0.9:
+        message["context_id"] = rng.choice(["a", "b", "c"])
+    if rng.random() < 0.7:
+        message["text"] = text_of(rng)
+    for name, odds in (("flush", 0.3), ("close_context", 0.15), ("try_trigger_generation", 0.1)):
+        if rng.random() < odds:
+            message[name] = True
+    if rng.random() < 0.1:
+        message[rng.choice(["voice_settings", "generation_config", "text", "context_id"])] = rng.choice(
+            _VALUES
+        )
+    if rng.random() < 0.02:
+        message["close_socket"] = True
+    return json.dumps(message)
+
+
+async def fuzz_elevenlabs(server, seed):
+    rng = random.Random(seed)
+    kind = rng.choice(["stream-input", "multi-stream-input"])
+    address = url_of(
+        server, f"/v1/text-to-speech/emma/{kind}?output_format={rng.choice(['pcm_16000', 'ulaw_8000'])}"
+    )
+    async with connect(address, max_size=None) as connection:
+
+        async def listen():
+            async for message in connection:
+                event = json.loads(message, parse_constant=lambda name: pytest.fail(name))
+                assert CANARY not in event.get("message", "")
+                assert "error" not in event or event["error"] in CODES | {"overloaded"}
+
+        listening = asyncio.create_task(listen())
+        with suppress(ConnectionClosed):
+            for _ in range(rng.randrange(1, 30)):
+                await connection.send(elevenlabs_message_of(rng))
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.random() * 0.01)
+            if rng.random() < 0.5:
+                connection.transport.abort()
+            else:
+                for name in ("a", "b", "c", "default"):
+                    for _ in range(2):  # the second one stops what is still spoken
+                        await connection.send(json.dumps({"context_id": name, "close_context": True}))
+                await connection.send(json.dumps({"close_socket": True}))
+                if kind == "stream-input":
+                    connection.transport.abort()
+        async with asyncio.timeout(20):
+            with suppress(ConnectionClosed):
+                await listening
+    assert connection.close_code in PROPER_CLOSES | {1006, 1011}
+
+
+def test_sessions_of_random_messages_for_elevenlabs(tmp_path, caplog):
+    config = ServerConfig(websocket_idle_seconds=5.0, write_stall_seconds=5.0)
+    with LoopbackServer(lambda: TalkService(tmp_path), config) as server:
+
+        async def main():
+            for first in range(0, NUM_SESSIONS, 10):
+                await asyncio.gather(*(fuzz_elevenlabs(server, first + number) for number in range(10)))
+
+        asyncio.run(main())
+        wait_until(lambda: not server.service.running)
+        wait_until(lambda: not server.server.server_state.tasks)
+        wait_until(lambda: not server.server.server_state.connections, 10)
+    expected = ("Planted", "socket.send() raised")
+    messages = [record.getMessage() for record in caplog.records]
+    assert not [message for message in messages if not any(part in message for part in expected)]

@@ -50,6 +50,7 @@ class ElevenLabsSession:
         self._voice, self._query, self._is_multi = voice, query, is_multi
         self._contexts: dict[str | None, Context] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._done: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._idle_s = _idle_seconds(config, query)
 
@@ -59,13 +60,13 @@ class ElevenLabsSession:
             await self._connection.accept()
             call = await self._make_call()
             reading = self._keep(asyncio.create_task(self._read_all(call)))
-            while not reading.done() or self._tasks:
+            while not (self._is_closing and self._tasks <= {reading}):
                 task = await self._done.get()
                 self._tasks.discard(task)
                 if not task.cancelled():
                     task.result()
                 if not self._is_multi and task is not reading:
-                    self._check_only(self._contexts[None])
+                    self._check_only()
                     break
                 self._drop_ended()
             await self._connection.close(1000)
@@ -83,8 +84,9 @@ class ElevenLabsSession:
         task.add_done_callback(self._done.put_nowait)
         return task
 
-    def _check_only(self, context: Context) -> None:
-        if context.has_failed:  # its error has been told
+    def _check_only(self) -> None:
+        context = self._contexts.get(None)
+        if context is not None and context.has_failed:  # its error has been told
             raise CloseError(1011, "failed")
 
     async def _make_call(self) -> VoiceCall:
@@ -110,17 +112,15 @@ class ElevenLabsSession:
     # -- messages --------------------------------------------------------------------------------------------------
 
     async def _read_all(self, call: VoiceCall) -> None:
-        """Until the client closes the socket with a message."""
+        """Until the client has closed the socket with a message, and everything has been said."""
         num_faults = 0
         while True:
             text = await self._receive()
             try:
                 message = Fields(parse_json(text.encode()))
-                if message.flag("close_socket", default=False):
-                    for context in self._contexts.values():
-                        context.close()
-                    return
                 await self._handle(call, message)
+                if self._is_closing and len(self._tasks) == 1:  # nothing is left to say
+                    return
             except (PeerGoneError, CloseError):
                 raise
             except Exception as error:
@@ -144,6 +144,11 @@ class ElevenLabsSession:
     async def _handle(self, call: VoiceCall, message: Fields) -> None:
         name = self._context_name(message)
         context = self._contexts.get(name)
+        if message.flag("close_socket", default=False):
+            self._is_closing = True
+            for other in self._contexts.values():
+                other.close()
+            return
         if message.flag("close_context", default=False):
             if context is not None:
                 await self._close_context(context)
@@ -151,7 +156,7 @@ class ElevenLabsSession:
         text = message.raw("text")
         if text is not None and not isinstance(text, str):
             raise ServerError("text must be a string.", code="invalid_type", param="text")
-        if context is None and text:
+        if context is None and text and not self._is_closing:
             context = self._open_context(name, call)
         if context is None:
             return  # keeps the connection alive
