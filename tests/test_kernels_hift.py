@@ -75,19 +75,19 @@ class Bench:
     def __init__(self, name: str) -> None:
         torch.manual_seed(5)
         self.vocoder = make_vocoder(name, use_kernels=False, use_graphs=False)
-        self.layout = self.vocoder.layout
+        self.layout = self.vocoder.runner.layout
         streams = ((0, 6, False), (11, 3, False), (20, 1, True), (0, 2, False))
         rows = [
-            self.vocoder._describe(DeviceStream(slot % 3, 77 + slot, before), new, is_last)[0]
+            self.vocoder.describe(DeviceStream(slot % 3, 77 + slot, before), new, is_last)[0]
             for slot, (before, new, is_last) in enumerate(streams)
         ]
         rows[3][Param.SLOT] = 3  # the spare slot
         self.params = torch.tensor(rows, device=DEVICE)
         self.arena = torch.randn(4, self.layout.size, device=DEVICE)
-        self.states = self.vocoder._states
+        self.states = self.vocoder.runner.states
         self.states.pool.normal_()
         self.states.phases.uniform_()
-        self.out = torch.randn(4, self.vocoder._out.shape[1], device=DEVICE)
+        self.out = torch.randn(4, self.vocoder.runner.out.shape[1], device=DEVICE)
         self.out[:, 0] = 0.0
         f0 = self.layout.source.f0
         self.arena[:, f0 : f0 + FRAMES] = torch.rand(4, FRAMES, device=DEVICE) * 40

@@ -97,11 +97,11 @@ def launches(vocoder: DeviceVocoder, ceiling: float) -> list[dict[str, Any]]:
         vocoder.step(stream, mel, is_last=False)
     vocoder.close(stream)
     rows = []
-    for op in vocoder.layout.convs:
+    for op in vocoder.runner.layout.convs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(20):
-                hift.conv(op, vocoder._arena, vocoder._params, 56, vocoder.precision)
+                hift.conv(op, vocoder.runner.arena, vocoder.runner.params, 56, vocoder.precision)
         us = device_us(graph.replay, 5) / 20
         tflops = op.flops_per_row * op.rows.most(50) / us / 1e6
         rows.append({"launch": op.name, "us": round(us, 2), "tflops": round(tflops, 1)})

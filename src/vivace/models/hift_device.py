@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vivace.errors import SynthesisError
-from vivace.kernels import hift_reference
-from vivace.kernels.hift_plan import Conv, Param, States
+from vivace.kernels.hift_plan import Param
 from vivace.models.f0 import F0Predictor
-from vivace.models.hift_layout import Layout, LayoutBuilder
+from vivace.models.hift_layout import LayoutBuilder
+from vivace.models.hift_pieces import HEADER, PieceRunner
 from vivace.models.source import CounterNoise
 
 if TYPE_CHECKING:
     from vivace.datatypes import Samples
     from vivace.models.hift import CausalHiFT
 
-_HEADER = 4  # values before the samples of a row; the first one is the flag
-_BLOCK = 1024  # values that one program copies between arena and pool
 BUCKETS = (8, 16, 32, 56, 108)
 """Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds."""
 
@@ -88,9 +84,6 @@ class DeviceVocoder:
         on_gpu = self.device.type == "cuda"
         self.precision = precision or ("tf32" if on_gpu else "ieee")
         self.buckets, self.max_rows = tuple(sorted(buckets)), max_rows
-        self._kernels = _kernels(on_gpu if use_kernels is None else use_kernels)
-        self._pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
-        self._use_graphs = on_gpu if use_graphs is None else use_graphs
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
         self._behind = model.fourier.n_fft // 2 - model.fourier.hop
@@ -98,17 +91,20 @@ class DeviceVocoder:
         if self._max_frames <= self._lookahead:
             raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
         with torch.no_grad():
-            self.layout: Layout = LayoutBuilder(model, self._max_frames).build()
+            layout = LayoutBuilder(model, self._max_frames).build()
             if self.precision == "tf32":
-                self.layout.round_weights()
-        self._arena = torch.zeros(max_rows, self.layout.size, device=self.device)
-        self._params = torch.zeros(max_rows, len(Param), dtype=torch.int64, device=self.device)
-        width = -(-(_HEADER + self._max_frames * self._hop + self._behind) // 4) * 4
-        self._out = torch.zeros(max_rows, width, device=self.device)
-        self._states = self._state_pool(slots)
+                layout.round_weights()
+        self.runner = PieceRunner(
+            layout,
+            self.device,
+            slots,
+            max_rows,
+            self._max_frames * self._hop + self._behind,
+            self.precision,
+            on_gpu if use_kernels is None else use_kernels,
+            on_gpu if use_graphs is None else use_graphs,
+        )
         self._free = list(range(slots))[::-1]
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._sides = [_stream(self.device) for _ in self.layout.stages] if on_gpu else []
         self._host_params = [self._pinned((max_rows, len(Param)), torch.int64) for _ in range(2)]
         self._params_events: list[torch.cuda.Event | None] = [None, None]
         self._host_buffers: list[Tensor] = []
@@ -179,10 +175,9 @@ class DeviceVocoder:
 
     def warm_up(self, rows: Sequence[int] = (1,)) -> None:
         """Compiles the kernels and captures every graph. Open streams keep their state."""
-        self._params.zero_()
         for bucket in self.buckets:
             for count in rows:
-                self._prepare(bucket, count)
+                self.runner.prepare(bucket, count)
 
     def _launch_rows(self, work: list[tuple[DeviceStream, Tensor, bool, PendingSamples]]) -> None:
         which = self._launches % 2
@@ -194,35 +189,31 @@ class DeviceVocoder:
         host = pinned.numpy()
         frames, ranges = 1, []
         for row, (stream, mel, is_last, _) in enumerate(work):
-            values, samples = self._describe(stream, mel.shape[1], is_last)
+            values, samples = self.describe(stream, mel.shape[1], is_last)
             host[row] = values
             frames = max(frames, values[Param.F0_FRAMES], values[Param.FRAMES])
             ranges.append(samples)
         rows = len(work)
         bucket = next(bucket for bucket in self.buckets if bucket >= frames)
-        self._prepare(bucket, rows)
-        self._params[:rows].copy_(pinned[:rows], non_blocking=True)
+        self.runner.prepare(bucket, rows)
+        self.runner.params[:rows].copy_(pinned[:rows], non_blocking=True)
         self._params_events[which] = self._record()
         for row, (_, mel, _, _) in enumerate(work):
             if mel.shape[1]:
-                self._mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
-        graph = self._graphs.get((bucket, rows))
-        if graph is not None:
-            graph.replay()
-        else:
-            self._run(bucket, rows)
+                self.runner.mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
+        self.runner.run(bucket, rows)
         for row, (_, _, _, pending) in enumerate(work):
             start, end = ranges[row]
             if end > start:
                 buffer = self._host_buffer()
-                buffer[:end].copy_(self._out[row, :end], non_blocking=True)
+                buffer[:end].copy_(self.runner.out[row, :end], non_blocking=True)
                 pending.buffers.append(buffer)
                 pending.ranges.append((start, end))
         event = self._record()
         for _, _, _, pending in work:
             pending.event = event
 
-    def _describe(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[list[int], tuple[int, int]]:
+    def describe(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[list[int], tuple[int, int]]:
         """The parameters of a piece, and where in its output row the samples begin and end. Moves the stream on."""
         assert stream.slot >= 0, "the stream is closed"
         assert not stream.is_finished, "nothing follows the end of a stream"
@@ -247,92 +238,8 @@ class DeviceVocoder:
         stream.frames, stream.is_finished = after, is_last
         if end == start:
             return values, (0, 0)
-        first = _HEADER + (self._behind if start == 0 else 0)
-        return values, (first, _HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
-
-    def _run(self, frames: int, rows: int) -> None:
-        """All launches of a piece."""
-        kernels, layout, precision, pdl = self._kernels, self.layout, self.precision, self._pdl
-        arena, params, states = self._arena[:rows], self._params[:rows], self._states
-        out = self._out[:rows]
-
-        def convs(ops: Sequence[Conv], chained: bool = True) -> None:
-            for op in ops:
-                kernels.conv(op, arena, params, frames, precision, pdl and (chained or op is not ops[0]))
-
-        kernels.load_states(states, arena, params)
-        with self._aside(0):
-            convs([layout.pre, layout.stages[0].up], chained=False)
-        convs(layout.f0)
-        kernels.readout(layout.source, arena, params, frames, pdl)
-        kernels.phases(layout.source, arena, params, states, out.view(torch.int32), pdl)
-        kernels.samples(layout.source, arena, params, frames, pdl)
-        kernels.spectrum(layout.spectrum, arena, params, frames, precision, pdl)
-        for stage in range(1, len(layout.stages)):
-            with self._aside(stage):
-                convs(layout.stages[stage].source, chained=False)
-        convs(layout.stages[0].source)
-        for stage, plan in enumerate(layout.stages):
-            if stage:
-                convs([plan.up])
-            self._wait_for(stage)
-            kernels.join(plan.join, arena, params, frames, precision)
-            convs(plan.blocks)
-            kernels.mean(plan.mean, arena, params, frames, precision, pdl)
-        last = "ieee" if precision == "ieee" else "tf32x3"
-        kernels.post(layout.post, arena, params, frames, last, pdl)
-        kernels.inverse(layout.post, arena, params, frames, out, _HEADER, pdl)
-        kernels.save_states(states, arena, params, pdl)
-
-    def _aside(self, index: int) -> AbstractContextManager[object]:
-        """Launches inside run beside those that follow, until ``_wait_for(index)``."""
-        if not self._sides:
-            return nullcontext()
-        self._sides[index].wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self._sides[index])
-
-    def _wait_for(self, index: int) -> None:
-        if self._sides:
-            torch.cuda.current_stream(self.device).wait_stream(self._sides[index])
-
-    @torch.no_grad()
-    def _prepare(self, bucket: int, rows: int) -> None:
-        """Captures the graph of a bucket unless it is there."""
-        if not self._use_graphs or (bucket, rows) in self._graphs:
-            return
-        # A piece without frames computes nothing, but the kernels are compiled and loaded before the capture.
-        # Slot numbers of such a piece point at a spare slot behind the real ones.
-        self._params.zero_()
-        self._params[:, Param.SLOT] = self._states.pool.shape[0] - 1
-        stream = _stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            self._run(bucket, rows)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._run(bucket, rows)
-        self._graphs[bucket, rows] = graph
-
-    def _mel_rows(self, row: int, count: int) -> Tensor:
-        """Where the new mel frames of a row go: ``[count, 80]``."""
-        mel = self.layout.mel
-        return self._arena[row, mel.origin : mel.origin + count * mel.channels].view(count, mel.channels)
-
-    def _state_pool(self, slots: int) -> States:
-        table, size = [], 0
-        for history in self.layout.histories:
-            for start in range(0, history.count, _BLOCK):
-                count = min(_BLOCK, history.count - start)
-                table.append([history.start + start, size, count, int(history.field), history.per_frame])
-                size += -(-count // 4) * 4
-        return States(
-            torch.zeros(slots + 1, size, device=self.device),
-            torch.zeros(slots + 1, 16, dtype=torch.float64, device=self.device),
-            torch.tensor(table, dtype=torch.int64, device=self.device),
-            _BLOCK,
-        )
+        first = HEADER + (self._behind if start == 0 else 0)
+        return values, (first, HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
 
     def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
@@ -340,7 +247,7 @@ class DeviceVocoder:
     def _host_buffer(self) -> Tensor:
         if self._host_buffers:
             return self._host_buffers.pop()
-        return self._pinned((self._out.shape[1],), torch.float32)
+        return self._pinned((self.runner.out.shape[1],), torch.float32)
 
     def _record(self) -> torch.cuda.Event | None:
         if self.device.type != "cuda":
@@ -348,15 +255,3 @@ class DeviceVocoder:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
-
-
-def _kernels(use_triton: bool) -> ModuleType:
-    if not use_triton:
-        return hift_reference
-    from vivace.kernels import hift
-
-    return hift
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
