@@ -193,8 +193,8 @@ async def fuzz_elevenlabs(server, seed):
                     for _ in range(2):  # the second one stops what is still spoken
                         await connection.send(json.dumps({"context_id": name, "close_context": True}))
                 await connection.send(json.dumps({"close_socket": True}))
-                if kind == "stream-input":
-                    connection.transport.abort()
+                await asyncio.sleep(0.2)
+                connection.transport.abort()  # a context of another name may still be speaking
         async with asyncio.timeout(20):
             with suppress(ConnectionClosed):
                 await listening
