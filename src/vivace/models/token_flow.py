@@ -49,23 +49,35 @@ class TokenFlow(nn.Module, Generic[C]):
         result: Tensor = self.speaker_projection(F.normalize(embedding.to(weight), dim=-1))
         return result
 
-    def solve(self, noise: Tensor, mu: Tensor, cond: Tensor, spks: Tensor, streaming: bool) -> Tensor:
+    def solve(
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        cond: Tensor,
+        spks: Tensor,
+        streaming: bool,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """Euler integration with classifier-free guidance; the unconditional branch keeps ``x`` alone.
 
         Args:
-            noise: where the path starts, float32 ``[1, 80, T]``; ``mu`` and ``cond`` have its shape, ``spks``
-                is ``[1, 80]``.
+            noise: where the path starts, float32 ``[B, 80, T]``; ``mu`` and ``cond`` have its shape, ``spks``
+                is ``[B, 80]``.
+            lengths: valid frames of each row ``[B]``; None: all.
 
         Returns:
-            mel, float32 ``[1, 80, T]``.
+            mel, float32 ``[B, 80, T]``.
         """
+        batch = noise.shape[0]
+        lengths = None if lengths is None else lengths.repeat(2)
         mu, cond, spks = (torch.cat((part, torch.zeros_like(part))) for part in (mu, cond, spks))
         guidance = self.config.guidance_scale
         x = noise
         for t, dt in time_grid(self.config.num_steps):
-            times = x.new_full((2,), t)
-            velocity = self.unet(x.to(mu.dtype).expand(2, -1, -1), mu, cond, spks, times, streaming).float()
-            x = x + dt * ((1.0 + guidance) * velocity[:1] - guidance * velocity[1:])
+            times = x.new_full((2 * batch,), t)
+            rows = x.to(mu.dtype).repeat(2, 1, 1)
+            velocity = self.unet(rows, mu, cond, spks, times, streaming, lengths).float()
+            x = x + dt * ((1.0 + guidance) * velocity[:batch] - guidance * velocity[batch:])
         return x
 
     def train(self, mode: bool = True) -> Self:

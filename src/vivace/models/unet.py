@@ -63,8 +63,14 @@ class ConvBlock(nn.Module):
             parts = (convolution, nn.GroupNorm(GROUPS, out_channels))  # type: ignore[assignment]
         self.block = nn.Sequential(*parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.mish(self.block(x))
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """``valid`` ``[B, 1, T]``: 1 for frames that count, 0 for padding; None: all count."""
+        if valid is None:
+            return F.mish(self.block(x))
+        y = self.block[0](x * valid)
+        for layer in list(self.block)[1:]:
+            y = _group_norm(y, layer, valid) if isinstance(layer, nn.GroupNorm) else layer(y)
+        return F.mish(y)
 
 
 class ResnetBlock(nn.Module):
@@ -77,9 +83,9 @@ class ResnetBlock(nn.Module):
         self.block2 = ConvBlock(out_channels, out_channels, causal=causal)
         self.res_conv = nn.Conv1d(in_channels, out_channels, 1)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """``x [B, in, T]``, ``time [B, time_size]`` → ``[B, out, T]``."""
-        hidden = self.block2(self.block1(x) + self.mlp(time)[..., None])
+    def forward(self, x: Tensor, time: Tensor, valid: Tensor | None = None) -> Tensor:
+        """``x [B, in, T]``, ``time [B, time_size]`` → ``[B, out, T]``; ``valid`` as in ``ConvBlock``."""
+        hidden = self.block2(self.block1(x, valid) + self.mlp(time)[..., None], valid)
         result: Tensor = hidden + self.res_conv(x)
         return result
 
@@ -194,7 +200,14 @@ class UNet(nn.Module):
         return [ResnetBlock(before, width, time_size, causal=self.causal), nn.ModuleList(blocks)]
 
     def forward(
-        self, x: Tensor, mu: Tensor, cond: Tensor, spks: Tensor, t: Tensor, streaming: bool
+        self,
+        x: Tensor,
+        mu: Tensor,
+        cond: Tensor,
+        spks: Tensor,
+        t: Tensor,
+        streaming: bool,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """One velocity estimate.
 
@@ -204,35 +217,70 @@ class UNet(nn.Module):
             spks: projected speaker embedding ``[B, 80]``.
             t: time of each row in 0 … 1, ``[B]``.
             streaming: chunk mask instead of full attention; for the causal estimator only.
+            lengths: valid frames of each row ``[B]``; the rest is padding, which no valid frame sees, and the result
+                there has no meaning. None: all are valid.
 
         Returns:
             velocity ``[B, 80, T]``.
         """
         time = self.time_mlp(t)
-        mask = chunk_mask(x.shape[-1], self.config.static_chunk_frames if streaming else None, x.device)
+        chunks = chunk_mask(x.shape[-1], self.config.static_chunk_frames if streaming else None, x.device)
+        valid = None
+        if lengths is not None:
+            frames = torch.arange(x.shape[-1], device=x.device)
+            valid = (frames < lengths[:, None])[:, None].to(mu.dtype)
         hidden = torch.cat((x, mu, spks[..., None].expand(-1, -1, x.shape[-1]), cond), dim=1)
         skips = []
         for level in self.down_blocks:
             resnet, blocks, down = cast(nn.ModuleList, level)
-            hidden = _run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, mask)
-            skips.append(hidden)
-            hidden = down(hidden)
+            hidden = _run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, chunks, valid)
+            skips.append((hidden, valid))
+            hidden = down(_only(hidden, valid))
+            if valid is not None and valid.shape[-1] != hidden.shape[-1]:
+                valid = valid[..., ::2]
         for level in self.mid_blocks:
             resnet, blocks = cast(nn.ModuleList, level)
-            hidden = _run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, mask)
+            hidden = _run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, chunks, valid)
         for level in self.up_blocks:
             resnet, blocks, up = cast(nn.ModuleList, level)
-            skip = skips.pop()
+            skip, valid = skips.pop()
             hidden = torch.cat((hidden[..., : skip.shape[-1]], skip), dim=1)
-            hidden = up(_run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, mask))
-        result: Tensor = self.final_proj(self.final_block(hidden))
+            hidden = _run_level(resnet, cast(nn.ModuleList, blocks), hidden, time, chunks, valid)
+            hidden = up(_only(hidden, valid))
+        result: Tensor = self.final_proj(self.final_block(hidden, valid))
         return result
 
 
+def _only(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Zeros behind the end of each row, as a row alone has."""
+    return x if valid is None else x * valid
+
+
+def _group_norm(x: Tensor, norm: nn.GroupNorm, valid: Tensor) -> Tensor:
+    """Group norm of ``[B, C, T]`` whose mean and variance are those of the valid frames alone."""
+    batch, channels, frames = x.shape
+    groups = x.float().view(batch, norm.num_groups, -1, frames)
+    counts = valid.float()[:, None]  # [B, 1, 1, T]
+    size = counts.sum(dim=(2, 3), keepdim=True) * (channels // norm.num_groups)
+    centred = groups - (groups * counts).sum(dim=(2, 3), keepdim=True) / size
+    variance = (centred.square() * counts).sum(dim=(2, 3), keepdim=True) / size
+    normal = (centred * torch.rsqrt(variance + norm.eps)).view(batch, channels, frames).to(x.dtype)
+    return normal * norm.weight[:, None] + norm.bias[:, None]
+
+
 def _run_level(
-    resnet: nn.Module, blocks: nn.ModuleList, x: Tensor, time: Tensor, mask: Tensor | None
+    resnet: nn.Module,
+    blocks: nn.ModuleList,
+    x: Tensor,
+    time: Tensor,
+    chunks: Tensor | None,
+    valid: Tensor | None,
 ) -> Tensor:
-    hidden = resnet(x, time).transpose(1, 2)
+    hidden = resnet(x, time, valid).transpose(1, 2)
+    mask = chunks
+    if valid is not None:
+        keys = valid[:, None].bool()  # [B, 1, 1, T]
+        mask = keys if chunks is None else keys & chunks
     for block in blocks:
         hidden = block(hidden, mask)
     result: Tensor = hidden.transpose(1, 2)
