@@ -105,7 +105,7 @@ def real(random_model_folder, tmp_path_factory):
 
 
 def test_both_services_make_the_same_bytes(real, random_model_folder):
-    engine = quiet_engine(random_model_folder, voices=real.service._settings.voices_folder)
+    engine = quiet_engine(random_model_folder, voices=real.service._supervisor.settings.voices_folder)
     voice = noise_voice(engine._config)
     requests = [
         ask("Hello there.", 1),
@@ -356,11 +356,11 @@ def test_one_failed_request_is_no_reason_to_restart(faulty):
 
 def test_requests_wait_a_moment_for_the_next_engine_but_not_too_many(faulty):
     async def scenario(service):
-        service._watch = replace(QUICK, wait_s=DEADLINE_S, max_waiting=2)
+        service._supervisor.watch = replace(QUICK, wait_s=DEADLINE_S, max_waiting=2)
         os.kill(service.engine_pid, signal.SIGKILL)
         await until(lambda: service.state == "restarting")
         waiting = [asyncio.create_task(samples_of(service.stream(ask("chunks=2")))) for _ in range(2)]
-        await until(lambda: service._num_waiting == 2)
+        await until(lambda: service._supervisor.num_waiting == 2)
         with pytest.raises(OverloadedError):
             await samples_of(service.stream(ask("chunks=2")))
         for samples in await asyncio.gather(*waiting):
@@ -369,16 +369,16 @@ def test_requests_wait_a_moment_for_the_next_engine_but_not_too_many(faulty):
     try:
         faulty.run(scenario)
     finally:
-        faulty.service._watch = QUICK
+        faulty.service._supervisor.watch = QUICK
 
 
 def test_an_engine_that_does_not_start_again(faulty):
     async def scenario(service):
-        settings = service._settings
-        service._settings = replace(settings, device="none")
+        settings = service._supervisor.settings
+        service._supervisor.settings = replace(settings, device="none")
         os.kill(service.engine_pid, signal.SIGKILL)
         await until(lambda: service.state == "failed")
-        service._settings = settings
+        service._supervisor.settings = settings
         await until(lambda: service.state == "ready")
 
     faulty.run(scenario)

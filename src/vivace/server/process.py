@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import math
 from collections.abc import AsyncIterable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +36,7 @@ from vivace.server.child import (
     Watch,
 )
 from vivace.server.running import RunningStreams
-from vivace.server.sent_voices import SentVoices
+from vivace.server.supervisor import Supervisor
 from vivace.server.wire import Header, chunk_of, error_of, request_header, result_of
 from vivace.voice import Voice
 from vivace.voice.file import from_bytes
@@ -48,20 +45,9 @@ if TYPE_CHECKING:
     from vivace.server.service import ServiceState
     from vivace.voice import VoiceRegistry
 
-STEADY_SECONDS = 60.0
-"""An engine process that lived this long did not fail because of how it was started."""
-MANY_FAILED_STARTS = 3
-
-_log = logging.getLogger(__name__)
-
 
 class ProcessService:
-    """A ``SpeechService``; made by ``open``.
-
-    Attributes:
-        num_restarts: engine processes that had to be replaced.
-        last_recovery_s: from the newest failure noticed to the next engine ready; None before the first.
-    """
+    """A ``SpeechService``; made by ``open``."""
 
     def __init__(
         self,
@@ -72,27 +58,18 @@ class ProcessService:
         model: str = "vivace-mini",
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self.num_restarts = 0
-        self.last_recovery_s: float | None = None
-        self._settings = settings
-        self._watch = watch
         self._model = model
         self._voices = voices
-        self._command = command
         self._is_draining = False
-        self._num_failed_starts = 0
-        self._sample_rate_hz = 0
-        self._child: EngineProcess | None = None
-        self._sent: SentVoices | None = None
-        self._has_child = asyncio.Event()
-        self._num_waiting = 0
         self._channels: dict[int, Channel] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._running = RunningStreams()
         self._ids = itertools.count(1)
-        self._start_s = 5.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_probing = False
+        self._supervisor = Supervisor(
+            settings, watch, command, on_frame=self._on_frame, on_lost=self._on_lost
+        )
 
     @classmethod
     async def open(
@@ -117,8 +94,7 @@ class ProcessService:
             watch = Watch(step_s=SLOW_STEP_SECONDS) if settings.is_slow else Watch()
         voices = await asyncio.to_thread(open_voices, settings.model, settings.voices_folder)
         service = cls(settings, voices, watch=watch, model=model, command=command)
-        child = await service._start_child()
-        service._keep(service._supervise(child))
+        await service._supervisor.open()
         service._keep(service._watch_consumers())
         return service
 
@@ -126,11 +102,11 @@ class ProcessService:
     def state(self) -> ServiceState:
         if self._is_draining:
             return "draining"
-        if self._child is not None:
+        if self._supervisor.child is not None:
             return "ready"
-        if self._num_failed_starts >= MANY_FAILED_STARTS:
+        if self._supervisor.has_failed:
             return "failed"
-        return "restarting" if self._sample_rate_hz else "starting"
+        return "restarting" if self._supervisor.sample_rate_hz else "starting"
 
     @property
     def model(self) -> str:
@@ -138,7 +114,7 @@ class ProcessService:
 
     @property
     def sample_rate_hz(self) -> int:
-        return self._sample_rate_hz
+        return self._supervisor.sample_rate_hz
 
     @property
     def voices(self) -> VoiceRegistry:
@@ -151,7 +127,18 @@ class ProcessService:
     @property
     def engine_pid(self) -> int | None:
         """Process id of the engine; None while there is none."""
-        return None if self._child is None else self._child.pid
+        child = self._supervisor.child
+        return None if child is None else child.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """Engine processes that had to be replaced."""
+        return self._supervisor.num_restarts
+
+    @property
+    def last_recovery_s(self) -> float | None:
+        """From the newest failure noticed to the next engine ready; None before the first."""
+        return self._supervisor.last_recovery_s
 
     def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> ProcessStream:
         """Speaks. Errors, also that the service takes no requests, come with the first chunk asked for.
@@ -164,7 +151,7 @@ class ProcessService:
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:
-        limit = self._settings.limits.prompt_file_bytes
+        limit = self._supervisor.settings.limits.prompt_file_bytes
         if len(prompt_audio) > limit:
             raise InvalidAudioError(
                 f"The audio file is larger than {limit} bytes. Cut it, or send FLAC or MP3.",
@@ -187,18 +174,12 @@ class ProcessService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        child, self._child = self._child, None
         self._fail_all(lambda: CancelledRequestError("the server was closed"))
-        if child is not None:
-            await child.kill()
+        await self._supervisor.close()
 
     def gauges(self) -> dict[str, float]:
         """Figures for ``/metrics``."""
-        child = self._child
-        figures = {"engine_restarts": float(self.num_restarts)}
-        return (
-            figures if child is None else child.gauges | figures | {"heartbeat_age_seconds": child.silent_s}
-        )
+        return self._supervisor.gauges()
 
     # -- what streams ask for (channel.Desk) -----------------------------------------------------------------
 
@@ -210,14 +191,15 @@ class ProcessService:
     async def begin(self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool) -> None:
         if is_streamed:
             request = replace(request, text=())
-        check_request(request, self._settings.limits)
+        check_request(request, self._supervisor.settings.limits)
         if not is_streamed and not isinstance(request.text, str):
             raise InvalidTextError(
                 "text must be a str; stream pieces apart", code="invalid_type", param="text"
             )
         voice = await self._find_voice(request.voice)
         child = await self._ready_child()
-        if channel.is_done or self._sent is None:  # closed by another task meanwhile
+        sent = self._supervisor.sent
+        if channel.is_done or sent is None:  # closed by another task meanwhile
             return
         self._channels[channel.request_id] = channel
         child.send(
@@ -225,15 +207,16 @@ class ProcessService:
                 "kind": "speak",
                 "id": channel.request_id,
                 "request": request_header(request),
-                "voice": self._sent.key(voice) if isinstance(voice, Voice) else voice,
-                "credit": self._watch.credit_chunks,
+                "voice": sent.key(voice) if isinstance(voice, Voice) else voice,
+                "credit": self._supervisor.watch.credit_chunks,
                 "is_streamed": is_streamed,
             }
         )
 
     def send(self, channel: Channel, header: Header) -> None:
-        if self._child is not None and channel.request_id in self._channels:
-            self._child.send({**header, "id": channel.request_id})
+        child = self._supervisor.child
+        if child is not None and channel.request_id in self._channels:
+            child.send({**header, "id": channel.request_id})
 
     def cancel(self, channel: Channel) -> None:
         if not channel.is_done:
@@ -244,69 +227,15 @@ class ProcessService:
 
     # -- the engine process ------------------------------------------------------------------------------------
 
-    async def _start_child(self) -> EngineProcess:
-        started = asyncio.get_running_loop().time()
-        child = await EngineProcess.start(self._settings.header(), self._on_frame, self._watch, self._command)
-        self._start_s = asyncio.get_running_loop().time() - started
-        self._num_failed_starts = 0
-        self._sample_rate_hz = child.sample_rate_hz
-        self._child, self._sent = child, SentVoices(child)
-        self._has_child.set()
+    async def _ready_child(self) -> EngineProcess:
+        if not self._is_draining:
+            child = await self._supervisor.ready_child()
+        if self._is_draining:  # perhaps meanwhile
+            raise OverloadedError("The server is shutting down.", code="draining")
         return child
 
-    async def _supervise(self, child: EngineProcess) -> None:
-        """Replaces the engine process whenever it is lost."""
-        clock = asyncio.get_running_loop().time
-        num_quick = 0
-        while True:
-            started = clock()
-            reason = await child.lost
-            lost = clock()
-            num_quick = 0 if lost - started >= STEADY_SECONDS else num_quick + 1
-            self._child = self._sent = None
-            self._has_child.clear()
-            self.num_restarts += 1
-            _log.error("the engine process is replaced: %s", reason)
-            self._fail_all(self._restarting_error)
-            await child.kill()
-            child = await self._restart(num_quick - 1)
-            self.last_recovery_s = clock() - lost
-            _log.warning("the engine is ready again after %.1f s", self.last_recovery_s)
-
-    async def _restart(self, num_failures: int) -> EngineProcess:
-        """A new process, however often it takes; waits longer after each failure in a row."""
-        while True:
-            if num_failures > 0:
-                delay_s = self._watch.backoff_s * 2.0 ** min(num_failures - 1, 16)
-                await asyncio.sleep(min(delay_s, self._watch.max_backoff_s))
-            try:
-                return await self._start_child()
-            except VivaceError as error:
-                num_failures += 1
-                self._num_failed_starts += 1
-                _log.error("the engine process does not start: %s", error.message)
-
-    async def _ready_child(self) -> EngineProcess:
-        """The engine process; waits a moment for one that is being replaced."""
-        if self._child is None and not self._is_draining and self._num_waiting < self._watch.max_waiting:
-            self._num_waiting += 1
-            try:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_child.wait(), self._watch.wait_s)
-            finally:
-                self._num_waiting -= 1
-        if self._is_draining:
-            raise OverloadedError("The server is shutting down.", code="draining")
-        if self._child is None:
-            raise self._restarting_error()
-        return self._child
-
-    def _restarting_error(self) -> OverloadedError:
-        return OverloadedError(
-            "The engine is being restarted. Try again in a moment.",
-            code="engine_restarting",
-            retry_after_s=math.ceil(self._start_s),
-        )
+    def _on_lost(self) -> None:
+        self._fail_all(self._supervisor.restarting_error)
 
     def _on_frame(self, header: Header, payload: bytes) -> None:
         kind, answer = header["kind"], self._answers.get(header["id"])
@@ -331,10 +260,10 @@ class ProcessService:
 
     async def _probe(self) -> None:
         """After a failed request: can the engine still speak? A device that has failed never will again."""
-        child = self._child
+        child = self._supervisor.child
         try:
             if child is not None:
-                async with asyncio.timeout(self._watch.probe_s):
+                async with asyncio.timeout(self._supervisor.watch.probe_s):
                     if not await self._ask(child, {"kind": "probe"}):
                         child.lose("it can no longer speak")
         except TimeoutError:
@@ -380,7 +309,7 @@ class ProcessService:
             await asyncio.sleep(TICK_SECONDS)
             for channel in [channel for channel in self._channels.values() if channel.chunks]:
                 channel.num_idle += 1
-                if channel.num_idle * TICK_SECONDS >= self._watch.stall_s:
+                if channel.num_idle * TICK_SECONDS >= self._supervisor.watch.stall_s:
                     self.send(channel, {"kind": "cancel"})
                     error = CancelledRequestError("The audio was not taken in time.", code="write_stall")
                     channel.fail(error, at_once=True)
