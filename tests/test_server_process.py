@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import noise_voice, quiet_engine, speech_like_wav
+from tests.server_helpers import LoopbackServer
+from tests.talk_helpers import session
 from vivace import (
     AsyncEngine,
     CancelledRequestError,
@@ -476,3 +478,29 @@ def state_of(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return "Z"
+
+
+def test_a_websocket_session_survives_the_engine(tmp_path):
+    """The whole way: the utterance that ran ends with the reason, the next one is spoken by the next engine."""
+
+    async def open_service():
+        watch = replace(QUICK, wait_s=DEADLINE_S)
+        return await ProcessService.open(EngineSettings(voices_folder=tmp_path), watch=watch, command=FAULTY)
+
+    async def talk(server):
+        async with session(server) as client:
+            for text in ("wait", "chunks=3"):
+                await client.say("input.text", text=text)
+                await client.say("input.done")
+                if text == "wait":
+                    await client.until("audio.start")
+                    os.kill(server.service.engine_pid, signal.SIGKILL)
+                    error = await client.until("error")
+                    assert (error["code"], error["utterance"]) == ("engine_restarting", 1)
+            done = await client.until("audio.done")
+            assert (done["utterance"], len(done["audio"])) == (2, 3 * CHUNK_SAMPLES * 2)
+
+    with LoopbackServer(open_service) as server:
+        asyncio.run(asyncio.wait_for(talk(server), DEADLINE_S))
+        pid = server.service.engine_pid
+    assert not is_alive(pid)
