@@ -194,22 +194,23 @@ def test_norm_linear(gated, rows):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rows", [2, 19])
-def test_norm_dot(gated, rows):
+def test_dot(gated, rows):
     kernels, plain, _ = make_ops(make_state())
-    x, gain, weight = random(rows, 140, seed=18), random(140, seed=19), random(2 * 19, 140, seed=20)
-    expected = plain.add_norm(x, None, gain) @ weight.t()
+    x, weight = random(rows, 300, seed=18), random(2 * 19, 300, seed=20) / 8
+    expected = x @ weight.t()
     if gated:
         expected = plain.silu_mul(expected)
-    close(kernels.norm_dot(x, gain, weight, gated=gated), expected)
+    close(kernels.dot(x, weight, gated=gated), expected)
 
 
-@pytest.mark.parametrize("rows", [2, 19])
-def test_dot_add(rows):
-    kernels, _, _ = make_ops(make_state())
-    x, weight, residual = random(rows, 140, seed=21), random(21, 140, seed=22), random(rows, 21, seed=23)
-    expected = residual + x @ weight.t()
-    kernels.dot_add(x, weight, residual)
-    close(residual, expected)
+def test_dot_in_parts_is_added_by_the_norm():
+    kernels, plain, _ = make_ops(make_state())
+    x, weight, residual = random(3, 500, seed=21), random(40, 500, seed=22) / 8, random(3, 40, seed=23)
+    mine, gain = residual.clone(), random(40, seed=24)
+    parts = kernels.dot(x, weight, parts=3)
+    assert parts.shape == (3, 3, 40)
+    close(kernels.add_norm(mine, parts, gain), plain.add_norm(residual, x @ weight.t(), gain))
+    close(mine, residual)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

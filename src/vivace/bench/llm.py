@@ -7,6 +7,7 @@ floor is the time in which the measured copy bandwidth moves the weights and the
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +28,7 @@ from vivace.random_checkpoint import full_config
 RANDOM = "random"
 """In place of a model: full-size random weights, made on the device."""
 
-_STEPS = 16  # of one run
+_STEPS = 32  # of one run
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 
 
@@ -61,7 +62,7 @@ def run(
     Args:
         model: folder, "mini" or "random".
         context: positions in the cache when a run starts.
-        runs: repetitions after one that warms up; medians count.
+        runs: repetitions after two that warm up; medians count.
         choices: some of ``CHOICES``; none: all.
 
     Returns:
@@ -189,10 +190,12 @@ def _measured(lm: SpeechLM, choice: str, batch: int, context: int, runs: int, fl
     """One choice at one batch size. What cannot run here is a row with a reason, never an end of the benchmark."""
     device = lm.llm_decoder.weight.device
     try:
-        steps = open_steps(choice, lm, batch, context, _STEPS)
-        if isinstance(steps, str):
-            return Row(choice, batch, reason=steps)
-        timed = [_once(steps, clock_of(device)) for _ in range(runs + 1)][1:]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # why a way cannot run is in its row
+            steps = open_steps(choice, lm, batch, context, _STEPS)
+            if isinstance(steps, str):
+                return Row(choice, batch, reason=steps)
+            timed = [_once(steps, clock_of(device)) for _ in range(runs + 2)][2:]
     except (RuntimeError, NotImplementedError, ImportError) as error:
         return Row(choice, batch, reason=(str(error).strip() or type(error).__name__).splitlines()[0])
     finally:

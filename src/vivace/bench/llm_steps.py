@@ -33,7 +33,8 @@ CHOICES = (
 )
 """``eager…``: PyTorch's calls one by one, with its own choice of attention or one named. ``compile``: the same with
 static shapes through ``torch.compile``. ``graph``: that in a CUDA graph, uncompiled. ``kernels``: ``PagedLM``;
-``deterministic``: the same with one order of sums in all batches; ``persistent``: with the resident kernel for one row."""
+``deterministic``: the same with one order of sums in all batches; ``persistent``: with the resident kernel for one
+row."""
 
 
 class Steps(Protocol):

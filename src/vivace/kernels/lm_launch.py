@@ -14,6 +14,8 @@ from vivace.kernels.row_state import RING, RowState
 
 TOP = 32
 """Largest ``top_k`` that the sampling kernels serve."""
+DOT_COLUMNS = 16
+"""Rows of the weight that one program of the matrix-unit kernel takes."""
 MOST_ROWS = 1
 """Rows that one program of the matrix-vector kernels takes; more rows are a multiple of it."""
 
@@ -58,7 +60,7 @@ class KernelOps:
         """Parts of the past per row: enough programs to fill the processors, no more than pay for the joining."""
         if self._splits is not None:
             return self._splits
-        return 16 if rows <= 2 else 8 if rows <= 8 else 4 if rows <= 32 else 2
+        return 8 if rows <= 8 else 4 if rows <= 32 else 2
 
     def begin(self, commands: Tensor, slots: Tensor) -> None:
         """Takes over what the host asks of each row."""
@@ -96,18 +98,20 @@ class KernelOps:
         return x
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """``x += delta``; the norm of it in the weights' dtype."""
+        """``x += delta``; the norm of it in the weights' dtype. ``delta [rows, hidden]`` or in parts before that."""
         rows, hidden = x.shape
         out = torch.empty(rows, hidden, dtype=weight.dtype, device=x.device)
+        parts = 0 if delta is None else delta.numel() // x.numel()
         lm_rows.add_norm_kernel[(rows,)](
             x,
             x if delta is None else delta,
             weight,
             out,
             self._eps,
+            rows * hidden,
             H=hidden,
             BLOCK=triton.next_power_of_2(hidden),
-            ADD=delta is not None,
+            PARTS=parts,
             num_warps=4,
             **self._pdl,
         )
@@ -160,7 +164,7 @@ class KernelOps:
             GROUP=self._heads // self._kv_heads,
             D=self._head_dim,
             PAGE=pool.shape[3],
-            BLOCK_T=32 if splits >= 16 else 64 if splits >= 8 else 128,
+            BLOCK_T=64 if splits >= 8 else 128,
             SPLITS=splits,
             num_warps=4,
             num_stages=2,
@@ -235,61 +239,44 @@ class KernelOps:
             ROWS=tile,
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
-            num_warps=8 if width > 2048 else 4,
+            num_warps=4 if meta is None and width <= 2048 else 8,
             **self._pdl,
         )
 
-    def norm_dot(
+    def dot(
         self,
         x: Tensor,
-        gain: Tensor,
         weight: Tensor,
         *,
         gated: bool = False,
+        parts: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """``norm_linear`` of more rows."""
+        """``x @ weight.T`` of a few rows; with ``parts`` float32 ``[parts, rows, n]``, whose sum it is."""
         rows, width = x.shape
         count = weight.shape[0] // (2 if gated else 1)
-        out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
-        block, tile = 16, 16
-        lm_rows.norm_dot_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
+        shape = (rows, count) if parts == 1 else (parts, rows, count)
+        kind = (dtype or weight.dtype) if parts == 1 else torch.float32
+        out = torch.empty(shape, dtype=kind, device=x.device)
+        tile = min(max(16, triton.next_power_of_2(rows)), 64)
+        block_k = 128
+        lm_rows.dot_kernel[(triton.cdiv(count, DOT_COLUMNS), triton.cdiv(rows, tile), parts)](
             x,
-            gain,
             weight,
             out,
             rows,
             count,
             width,
-            self._eps,
             M=tile,
-            BLOCK_N=block,
-            BLOCK_K=128,
+            BLOCK_N=DOT_COLUMNS,
+            BLOCK_K=block_k,
+            STEPS=triton.cdiv(triton.cdiv(width, block_k), parts),
             GATED=gated,
             num_warps=4,
             num_stages=4,
             **self._pdl,
         )
         return out
-
-    def dot_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> None:
-        """``linear_add`` of more rows."""
-        rows, (count, width) = x.shape[0], weight.shape
-        block, tile = 16, 16
-        lm_rows.dot_add_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
-            x,
-            weight,
-            residual,
-            rows,
-            count,
-            width,
-            M=tile,
-            BLOCK_N=block,
-            BLOCK_K=128,
-            num_warps=4,
-            num_stages=5,
-            **self._pdl,
-        )
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Draws one token per row (``logits`` float32 ``[rows, >= vocab]``) and moves the rows on."""

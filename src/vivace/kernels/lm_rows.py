@@ -45,9 +45,21 @@ def embed_kernel(table, token, slots, x, H: tl.constexpr, BLOCK: tl.constexpr, P
 
 @triton.jit
 def add_norm_kernel(
-    x, delta, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr
+    x,
+    delta,
+    weight,
+    out,
+    eps,
+    part_stride,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """``x += delta`` (float32, in place); ``out = x / sqrt(mean(x²) + eps) * weight``; grid ``(rows,)``."""
+    """``x += delta`` (float32, in place); ``out = x / sqrt(mean(x²) + eps) * weight``; grid ``(rows,)``.
+
+    ``delta`` comes in ``PARTS`` (0: there is none) that are added in order.
+    """
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     gain = tl.load(weight + k, k < H, other=0.0).to(tl.float32)
@@ -55,8 +67,9 @@ def add_norm_kernel(
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x + row * H + k, k < H, other=0.0)
-    if ADD:
-        value += tl.load(delta + row * H + k, k < H, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        value += tl.load(delta + part * part_stride + row * H + k, k < H, other=0.0).to(tl.float32)
+    if PARTS > 0:
         tl.store(x + row * H + k, value, k < H)
     scale = tl.rsqrt(tl.sum(value * value, 0) / H + eps)
     tl.store(out + row * H + k, (value * scale * gain).to(out.dtype.element_ty), k < H)
@@ -312,88 +325,47 @@ def linear_add_kernel(
 
 
 @triton.jit
-def norm_dot_kernel(
+def dot_kernel(
     x,
-    gain,
     weight,
     out,
     rows,
     N,
     K,
-    eps,
     M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STEPS: tl.constexpr,
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``norm_linear_kernel`` for more rows, on the matrix units; grid ``(cdiv(N, BLOCK_N), cdiv(rows, M))``.
+    """``out[part] = x @ weight.T`` over one part of the columns, on the matrix units.
 
-    The norm's factor is applied to the product, so that one pass over ``x`` is enough; ``x * gain`` must fit the
-    weights' dtype.
+    ``x [rows, K]``, ``weight [N, K]``, ``out [parts, rows, N]``; a part is ``STEPS * BLOCK_K`` columns. Grid
+    ``(cdiv(N, BLOCK_N), cdiv(rows, M), parts)``. ``GATED``: the weight ``[2 N, K]`` holds gate and up, ``out`` is
+    ``silu(gate) * up``, and there is one part.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * M + tl.arange(0, M)
+    first = tl.program_id(2) * STEPS * BLOCK_K
     acc = tl.zeros((M, BLOCK_N), tl.float32)
     up = tl.zeros((M, BLOCK_N), tl.float32)
-    square = tl.zeros((M,), tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    for start in tl.range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
+    for step in tl.range(0, STEPS):
+        k = first + step * BLOCK_K + tl.arange(0, BLOCK_K)
         value = tl.load(x + m[:, None] * K + k[None, :], (m < rows)[:, None] & (k < K)[None, :], other=0.0)
-        square += tl.sum(value * value, 1)
-        value = value * tl.load(gain + k, k < K, other=0.0).to(tl.float32)[None, :]
         at = n.to(tl.int64)[None, :] * K + k[:, None]
         inside = (n < N)[None, :] & (k < K)[:, None]
-        tile = tl.load(weight + at, inside, other=0.0)
-        value = value.to(tile.dtype)
-        acc += tl.dot(value, tile, input_precision="ieee")
+        acc += tl.dot(value, tl.load(weight + at, inside, other=0.0), input_precision="ieee")
         if GATED:
-            up += tl.dot(
-                value, tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0), input_precision="ieee"
-            )
-    scale = tl.rsqrt(square / K + eps)[:, None]
-    acc = acc * scale
+            tile = tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0)
+            up += tl.dot(value, tile, input_precision="ieee")
     if GATED:
-        acc = acc * tl.sigmoid(acc) * (up * scale)
-    to = out + m.to(tl.int64)[:, None] * N + n[None, :]
+        acc = acc * tl.sigmoid(acc) * up
+    to = out + (tl.program_id(2).to(tl.int64) * rows + m)[:, None] * N + n[None, :]
     tl.store(to, acc.to(out.dtype.element_ty), (m < rows)[:, None] & (n < N)[None, :])
-
-
-@triton.jit
-def dot_add_kernel(
-    x,
-    weight,
-    residual,
-    rows,
-    N,
-    K,
-    M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``residual += x @ weight.T`` on the matrix units; grid ``(cdiv(N, BLOCK_N), cdiv(rows, M))``.
-
-    ``x [rows, K]``, ``weight [N, K]``, ``residual`` float32 ``[rows, N]``.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * M + tl.arange(0, M)
-    acc = tl.zeros((M, BLOCK_N), tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    for start in tl.range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        value = tl.load(x + m[:, None] * K + k[None, :], (m < rows)[:, None] & (k < K)[None, :], other=0.0)
-        at = n.to(tl.int64)[None, :] * K + k[:, None]
-        tile = tl.load(weight + at, (n < N)[None, :] & (k < K)[:, None], other=0.0)
-        acc += tl.dot(value, tile, input_precision="ieee")
-    to = residual + m[:, None] * N + n[None, :]
-    inside = (m < rows)[:, None] & (n < N)[None, :]
-    tl.store(to, tl.load(to, inside, other=0.0) + acc, inside)
 
 
 @triton.jit

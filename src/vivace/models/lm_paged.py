@@ -11,6 +11,7 @@ the kernels that the smallest one runs, row by row the same sums in the same ord
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ OUT_TOKENS = 32
 """Tokens that one launch can report."""
 PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Positions of one prompt launch; a longer prompt is several launches."""
+_log = logging.getLogger(__name__)
 _DEPTH = 8  # launches that may be under way: each has its own command and result
 
 
@@ -346,6 +348,7 @@ class PagedLM:
         self._graphs[key] = None
         if not self.use_kernels or self.stream is None or kind == "single":
             return
+        _log.info("speech LM: capturing %s of %d, %d steps", *key)
         # A run over empty rows compiles what is not compiled yet and touches no row.
         self._empty_command(kind, commands)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -394,6 +397,6 @@ class PagedLM:
             return lm_packed.scores(self.ops, *arguments)
         if self.deterministic or rows <= FUSED_ROWS:
             return lm_packed.fused_scores(self.ops, *arguments)
-        if rows <= DOT_ROWS and self.pool.dtype != torch.float16:
+        if rows <= DOT_ROWS:
             return lm_packed.dot_scores(self.ops, *arguments)
         return lm_packed.scores(self.ops, *arguments)
