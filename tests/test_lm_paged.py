@@ -84,6 +84,38 @@ def test_session_gives_the_tokens_of_the_plain_session(sampling, segment, attemp
     device.rows.check()
 
 
+@pytest.fixture(scope="module")
+def mini_lm():
+    from vivace.checkpoint import open_model
+    from vivace.engine.loading import model_folder
+
+    return open_model(model_folder("mini"), "cpu", torch.float32).lm
+
+
+@pytest.mark.parametrize(("seed", "segment", "attempt"), [(0, 0, 0), (1, 3, 2)])
+def test_embedded_model_gives_the_same_tokens(mini_lm, seed, segment, attempt):
+    generator = torch.Generator().manual_seed(seed)
+    config = mini_lm.config
+    text = torch.randint(config.text_vocab_size, (40,), generator=generator).tolist()
+    prompt = torch.randint(config.speech_token_size, (33,), generator=generator).tolist()
+    rules = RULES | {"segment": segment, "attempt": attempt}
+    device = make_device(mini_lm)
+    outcomes = []
+    for opened in (
+        lambda *args: LMSession(mini_lm, *args, **rules),
+        lambda *args: device.open(*args, **rules),
+    ):
+        plain_session = opened(
+            PlainSequence(mini_lm, text[:9], text[9:20], prompt), SamplingParams(seed=seed)
+        )
+        sequence = Interleaver(config, prompt_text=text[:12], prompt_speech=prompt)
+        session = opened(sequence, SamplingParams(seed=seed))
+        with torch.inference_mode():
+            pieces = [text[12:15], text[15:27], text[27:]]
+            outcomes.append((run(plain_session), feed_and_decode(session, sequence, pieces, [5, 30, 9])))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_runaway_speech_ends_at_the_same_token():
     lm = make_lm()
     rules = RULES | {"max_equal_tokens": 3}
