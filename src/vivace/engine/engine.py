@@ -206,6 +206,7 @@ class Engine:
         The prompts of recently used voices are kept, so the first request with a voice that is warm begins as fast
         as the second.
         """
+        self._turn.ask(self._stages.warm_up)
         if voice is None:
             voice = self._assets.default_voice
         if voice is None or self._assets.frontend is None:

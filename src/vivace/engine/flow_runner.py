@@ -83,6 +83,12 @@ class FlowRunner:
         """
         return _finite(self._step(stream, tokens, is_last))
 
+    def check(self) -> None:
+        """Nothing is left to check: ``step`` has waited for its frames."""
+
+    def close(self, stream: AnyFlowStream) -> None:
+        """Nothing to give back: the stream's memory goes with it."""
+
     def generate(self, voice: Voice, tokens: list[int]) -> Tensor:
         """A whole segment with full attention (offline mode), ``[80, frames]``."""
         device = self._flow.input_embedding.weight.device

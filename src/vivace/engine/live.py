@@ -13,9 +13,12 @@ from vivace.engine.scheduler import Ticket
 
 if TYPE_CHECKING:
     from vivace.engine.chunking import ChunkPlan
+    from vivace.engine.device_stages import DeviceVocoderSession
+    from vivace.engine.lm_device import DeviceLMSession
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed, TextReader
     from vivace.engine.vocoder_runner import VocoderSession
+    from vivace.models.flow_paged import PagedStream
     from vivace.models.kinds import AnyFlowStream
     from vivace.voice import Voice
 
@@ -28,6 +31,7 @@ class Segment:
         index: 0, 1, 2 … within the request.
         lm: decodes its speech tokens; None when the tokens are given (voice conversion).
         flow: its stream behind the voice's prompt; None in offline mode.
+        release: gives back what the two hold on the device.
         tokens: decoded and not yet given to the flow.
         is_whole: rendered at once: in offline mode, and when decoded anew, so that all of it can be judged.
         fed_tokens: given to the flow, prompt included; done_tokens: those whose chunks are finished.
@@ -35,8 +39,9 @@ class Segment:
     """
 
     index: int
-    lm: LMSession | None
-    flow: AnyFlowStream | None
+    lm: LMSession | DeviceLMSession | None
+    flow: AnyFlowStream | PagedStream | None
+    release: Callable[[], None]
     is_whole: bool
     fed_tokens: int
     done_tokens: int
@@ -86,7 +91,7 @@ class LiveRequest:
     stream: bool
     sample_rate_hz: int
     started: float
-    vocoder: VocoderSession | None
+    vocoder: VocoderSession | DeviceVocoderSession | None
     reader: TextReader | None = None
     feed: TextFeed | None = None
     pieces: Iterator[str] | None = None
@@ -123,10 +128,17 @@ class LiveRequest:
         busy = times.text_ms + times.prompt_ms + times.lm_ms + times.flow_ms + times.vocoder_ms
         times.waiting_ms = max(times.waiting_ms, self.elapsed_ms() - busy)
 
+    def drop_segment(self) -> Segment | None:
+        """Takes the segment out and gives back what it holds on the device."""
+        segment, self.segment = self.segment, None
+        if segment is not None:
+            segment.release()
+        return segment
+
     def close_segment(self) -> None:
         """The segment has been spoken: it enters the request's figures."""
-        segment, entry = self.segment, self.segment_input
-        self.segment = self.segment_input = None
+        entry, self.segment_input = self.segment_input, None
+        segment = self.drop_segment()
         self.attempt = 0
         if segment is None or segment.lm is None or entry is None:
             return
@@ -137,8 +149,11 @@ class LiveRequest:
 
     def release(self) -> None:
         """Lets go of all that takes memory but the chunks that the consumer may still take."""
-        self.segment = self.segment_input = None
-        self.vocoder = None
+        self.drop_segment()
+        self.segment_input = None
+        vocoder, self.vocoder = self.vocoder, None
+        if vocoder is not None:
+            vocoder.close()
         self.reader = self.feed = None
         self.pieces = None
         self.given_tokens = None

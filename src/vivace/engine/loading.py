@@ -218,7 +218,8 @@ def load_assets(
         torch.set_num_threads(threads)
     folder = model_folder(model)
     loaded = open_model(folder, device, dtype, lm_variant=lm_variant, tokenizer=tokenizer)
-    loaded.flow.prepare()
+    if loaded.device.type == "cpu":
+        loaded.flow.prepare()
     limits = limits or Limits()
     limits = replace(limits, stream_frames=min(limits.stream_frames, loaded.config.flow.noise_frames))
     frontend = None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk
 from vivace.engine.chunking import ChunkPlan
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, DeviceVocoderSession
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
+from vivace.engine.lm_device import DeviceLMSession
 from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
 from vivace.engine.silence import is_near_silent
 from vivace.engine.trace import Lane, Trace
@@ -47,7 +50,11 @@ class Stages:
         config = model.config
         flow = config.flow
         self.plan = ChunkPlan(config.chunk_tokens, flow.lookahead_tokens, flow.num_frames(1))
-        self._flow = FlowRunner(model.flow)
+        self._device: DeviceStages | None = None
+        self._flow: FlowRunner | DeviceFlowRunner = FlowRunner(model.flow)
+        device = DeviceStages.open(model, limits) if vocoder_noise is None else None
+        if device is not None:
+            self.use(device)
         self.trace: Trace | None = None
 
     def start_trace(self) -> Trace:
@@ -58,8 +65,23 @@ class Stages:
     def _span(self, lane: Lane) -> AbstractContextManager[None]:
         return nullcontext() if self.trace is None else self.trace.span(lane)
 
-    def open_vocoder(self, speed: float) -> VocoderSession:
-        """The audio side of a new request."""
+    def use(self, device: DeviceStages) -> None:
+        """From now on the stages run with ``device``."""
+        self._device, self._flow = device, device.flow
+
+    def warm_up(self) -> None:
+        """Compiles kernels and captures graphs, where there are any."""
+        if self._device is not None:
+            self._device.warm_up()
+
+    def open_vocoder(self, speed: float) -> VocoderSession | DeviceVocoderSession:
+        """The audio side of a new request.
+
+        Raises:
+            OverloadedError: the device has no room for another one.
+        """
+        if self._device is not None:
+            return self._device.open_vocoder(speed)
         return VocoderSession(self._model.vocoder, speed, self._vocoder_noise)
 
     def decode(self, live: LiveRequest, count: int) -> None:
@@ -74,7 +96,7 @@ class Stages:
             count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
         started = time.perf_counter()
         with self._span("lm"):
-            made = segment.lm.decode(count)
+            made = segment.lm.collect() if segment.lm.is_launched else segment.lm.decode(count)
         live.times.lm_ms += (time.perf_counter() - started) * 1e3
         segment.tokens.extend(made)
         live.num_speech_tokens += len(made)
@@ -96,20 +118,28 @@ class Stages:
         tokens = segment.take_chunk(self.plan) if segment is not None else []
         segment_ends = segment is None or (segment.is_complete and not segment.tokens)
         request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
+        flow: Any = self._flow  # streams are of its own kind
         with self._span("flow"):
             if segment is None:  # all was rendered before the end of the text was known
                 mel = self._flow.no_frames()
             elif segment.flow is not None:
-                mel = self._flow.step(segment.flow, tokens, is_last=segment_ends)
+                mel = flow.step(segment.flow, tokens, is_last=segment_ends)
             else:
                 mel = self._flow.generate(live.voice, tokens)
-        rendered = time.perf_counter()
-        live.times.flow_ms += (rendered - started) * 1e3
         if is_first and segment_ends and self._is_refused(live, mel):
             return None
         assert live.vocoder is not None
+        launched = time.perf_counter()
         with self._span("vocoder"):
-            samples = live.vocoder.step(mel, is_last=request_ends)
+            live.vocoder.launch(mel, is_last=request_ends)
+        self._run_ahead(segment)
+        # On a device nothing has been waited for until here: the flow's time is up to its own end.
+        waited = time.perf_counter()
+        self._flow.check()
+        rendered = time.perf_counter()
+        live.times.flow_ms += (launched - started + rendered - waited) * 1e3
+        samples = live.vocoder.collect()
+        live.times.vocoder_ms += (waited - launched) * 1e3
         live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
         if segment_ends:
             live.close_segment()
@@ -126,6 +156,15 @@ class Stages:
             times=replace(live.times),
             is_last=request_ends,
         )
+
+    def _run_ahead(self, segment: Segment | None) -> None:
+        """Queues the speech tokens of the next chunk behind this one, where the LM has such a queue."""
+        if segment is None or segment.lm is None or segment.is_complete or segment.is_whole:
+            return
+        count = self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
+        if count and not segment.lm.is_launched:
+            with self._span("lm"):
+                segment.lm.launch(count)
 
     def update_ticket(self, live: LiveRequest) -> None:
         """Tells the scheduler what the request can do next."""
@@ -166,22 +205,36 @@ class Stages:
         live.num_segments = 1
         return segment
 
-    def _open_segment(self, live: LiveRequest, lm: LMSession | None) -> Segment:
+    def _open_segment(self, live: LiveRequest, lm: LMSession | DeviceLMSession | None) -> Segment:
         started = time.perf_counter()
         prompt_tokens = len(live.voice.speech_tokens)
-        with self._span("prompt"):
-            flow = self._flow.open(live.voice) if live.stream else None
+        flow: Any = None
+        close_flow: Any = self._flow.close
+
+        def release() -> None:
+            if lm is not None:
+                lm.close()
+            if flow is not None:
+                close_flow(flow)
+
+        try:
+            with self._span("prompt"):
+                flow = self._flow.open(live.voice) if live.stream else None
+        except BaseException:
+            release()
+            raise
         live.times.prompt_ms += (time.perf_counter() - started) * 1e3
         return Segment(
             index=live.num_segments,
             lm=lm,
             flow=flow,
+            release=release,
             is_whole=flow is None or live.attempt > 0,
             fed_tokens=prompt_tokens,
             done_tokens=prompt_tokens,
         )
 
-    def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession:
+    def _open_lm(self, live: LiveRequest, entry: SegmentInput) -> LMSession | DeviceLMSession:
         model = self._model
         lm = model.lm.for_speaker(live.voice.embedding if entry.reads_speaker else None)
         sequence: PlainSequence | Interleaver
@@ -190,8 +243,10 @@ class Stages:
         else:
             sequence = PlainSequence(lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
         most_tokens = model.config.flow.num_tokens(self._limits.stream_frames)
-        return LMSession(
-            lm,
+        open_session: Any = partial(LMSession, lm)
+        if self._device is not None and self._device.lm.serves(live.sampling):
+            open_session = self._device.lm.open
+        session: LMSession | DeviceLMSession = open_session(
             sequence,
             live.sampling,
             segment=live.num_segments,
@@ -200,6 +255,7 @@ class Stages:
             max_equal_tokens=EQUAL_SECONDS * model.config.token_rate_hz,
             attempt=live.attempt,
         )
+        return session
 
     def _end_of_tokens(self, live: LiveRequest, segment: Segment) -> None:
         """The segment's LM has finished: no speech at all is tried again with other draws."""
@@ -232,4 +288,4 @@ def _try_again(live: LiveRequest, fault: str) -> None:
     if live.attempt >= MAX_ATTEMPTS or not live.segment_input.is_all_known:
         raise SynthesisError(f"the model {fault}; reword it or change the seed")
     live.segment_input = live.segment_input.as_known()
-    live.segment = None
+    live.drop_segment()

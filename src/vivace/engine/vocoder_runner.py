@@ -25,6 +25,23 @@ class VocoderSession:
         self._step: Callable[[Any, Tensor, bool], Tensor] = vocoder.step
         self._stream = vocoder.new_stream(noise=noise)
         self._stretch = MelStretch(speed)
+        self._samples: Tensor | None = None
+
+    def launch(self, mel: Tensor, *, is_last: bool) -> None:
+        """The first half of ``step``."""
+        self._samples = self._step(self._stream, self._stretch.step(mel, is_last), is_last)
+
+    def collect(self) -> Samples:
+        """The second half of ``step``."""
+        assert self._samples is not None, "nothing was launched"
+        samples, self._samples = self._samples, None
+        if not bool(torch.isfinite(samples).all()):
+            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
+        result: Samples = samples.float().cpu().numpy()
+        return result
+
+    def close(self) -> None:
+        """Nothing to give back: the stream goes with the session."""
 
     def step(self, mel: Tensor, *, is_last: bool) -> Samples:
         """Samples that the new frames complete.
@@ -35,8 +52,5 @@ class VocoderSession:
         Raises:
             SynthesisError: the samples of this request hold non-finite values.
         """
-        samples = self._step(self._stream, self._stretch.step(mel, is_last), is_last)
-        if not bool(torch.isfinite(samples).all()):
-            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
-        result: Samples = samples.float().cpu().numpy()
-        return result
+        self.launch(mel, is_last=is_last)
+        return self.collect()
