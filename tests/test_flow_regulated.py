@@ -106,3 +106,21 @@ def test_a_batch_equals_each_utterance_alone(model, vectors, multiple):
     for mel, item in zip(mels, items, strict=True):
         torch.testing.assert_close(mel, model.generate(*item), atol=2e-4, rtol=0)
     torch.testing.assert_close(mels[0], vectors["flow.mel_full"][0], atol=2e-4, rtol=0)
+
+
+def test_padded_shapes_give_the_same(model, vectors):
+    """What CUDA graphs do: one shape for several lengths, buffers used again."""
+    inner = golden_flow()
+    inner.use_graphs = True
+    tokens, prompt_mel, embedding = inputs(vectors)
+    for count in (320, 311, 100, 318, 61):
+        mel = inner.generate(tokens[:count], prompt_mel, embedding)
+        torch.testing.assert_close(
+            mel, model.generate(tokens[:count], prompt_mel, embedding), atol=2e-4, rtol=0
+        )
+    items = [(tokens, prompt_mel, embedding), (tokens[:90], prompt_mel, -embedding)]
+    for mel, alone in zip(inner.generate_batch(items), model.generate_batch(items), strict=True):
+        torch.testing.assert_close(mel, alone, atol=2e-4, rtol=0)
+    assert len(inner._graphs._captured) == 4
+    inner.train().eval()
+    assert inner._graphs is None

@@ -158,3 +158,13 @@ def test_half_precision_streams(vectors, dtype):
     assert mel.dtype == torch.float32
     # 8 or 11 bits of each value, through ten guided steps of values around 3.
     torch.testing.assert_close(mel, whole, atol=0.2 if dtype == torch.bfloat16 else 0.05, rtol=0)
+
+
+def test_padded_shapes_give_the_same_offline(model, vectors):
+    tokens, prompt_mel, embedding = inputs(vectors)
+    model.use_graphs = True
+    try:
+        mel = model.generate(tokens, prompt_mel, embedding, streaming=False)
+    finally:
+        model.use_graphs = None
+    torch.testing.assert_close(mel, vectors["flow.mel_full"][0], atol=2e-4, rtol=0)

@@ -21,7 +21,7 @@ def device(model):  # noqa: F811
 
 
 def pages(model, count):  # noqa: F811
-    return count * UNetPages.page_bytes(model.config, torch.float32)
+    return count * UNetPages.bytes_of(model.config, torch.float32)
 
 
 def run(device, stream, parts):

@@ -13,6 +13,7 @@ from vivace.config import RegulatedFlowConfig, UNetFlowConfig
 from vivace.errors import SynthesisError
 from vivace.layers.relative import forget_tables
 from vivace.models.flow import time_grid
+from vivace.models.solve_graphs import SolveGraphs
 from vivace.models.unet import UNet
 
 C = TypeVar("C", UNetFlowConfig, RegulatedFlowConfig)
@@ -24,6 +25,9 @@ class TokenFlow(nn.Module, Generic[C]):
     Args:
         config: sizes and solver settings. The noise is a function of ``noise_seed`` and the position alone.
     """
+
+    use_graphs: bool | None = None
+    """Whole utterances as CUDA graphs; None: on a GPU."""
 
     def __init__(self, config: C) -> None:
         super().__init__()
@@ -37,11 +41,13 @@ class TokenFlow(nn.Module, Generic[C]):
         self.noise = torch.randn(
             1, config.output_size, config.noise_frames, generator=generator, device="cpu"
         )
+        self._graphs: SolveGraphs | None = None
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Drops what was computed from the weights; they have changed."""
         forget_tables(self)
+        self._graphs = None
 
     def project_speaker(self, embedding: Tensor) -> Tensor:
         """Speaker embedding ``[B, 192]`` of any length → ``[B, 80]``."""
@@ -68,6 +74,25 @@ class TokenFlow(nn.Module, Generic[C]):
         Returns:
             mel, float32 ``[B, 80, T]``.
         """
+        use = mu.is_cuda if self.use_graphs is None else self.use_graphs
+        if use and not streaming and not self.training and SolveGraphs.fits(mu):
+            if self._graphs is None:
+                self._graphs = SolveGraphs(self._solve_padded)
+            return self._graphs.run(noise, mu, cond, spks, lengths)
+        return self._solve(noise, mu, cond, spks, streaming, lengths)
+
+    def _solve_padded(self, noise: Tensor, mu: Tensor, cond: Tensor, spks: Tensor, lengths: Tensor) -> Tensor:
+        return self._solve(noise, mu, cond, spks, False, lengths)
+
+    def _solve(
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        cond: Tensor,
+        spks: Tensor,
+        streaming: bool,
+        lengths: Tensor | None,
+    ) -> Tensor:
         batch = noise.shape[0]
         lengths = None if lengths is None else lengths.repeat(2)
         mu, cond, spks = (torch.cat((part, torch.zeros_like(part))) for part in (mu, cond, spks))

@@ -47,11 +47,11 @@ class DeviceUNetFlow:
         config, weight = model.config, model.speaker_projection.weight
         self.device = device = weight.device
         self._model, self._config = model, config
-        page_bytes = UNetPages.page_bytes(config, weight.dtype)
+        page_bytes = UNetPages.bytes_of(config, weight.dtype)
         if max_bytes is None:
             on_gpu = device.type == "cuda"
             max_bytes = torch.cuda.mem_get_info(device)[0] // 4 if on_gpu else CPU_PAGES * page_bytes
-        self.pages = UNetPages(config, model.prepare().unet, weight, max(1, max_bytes // page_bytes))
+        self.pool = UNetPages(config, model.prepare().unet, weight, max(1, max_bytes // page_bytes))
         self._max_streams = max_streams
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
         self._solvers: dict[int, UNetSolver] = {}
@@ -61,7 +61,7 @@ class DeviceUNetFlow:
     @property
     def pages_in_use(self) -> int:
         """Pages that open streams hold: 0 when all are closed."""
-        return self.pages.pages_in_use
+        return self.pool.pages_in_use
 
     @torch.no_grad()
     def warm_up(self, frames: int = 500) -> None:
@@ -104,7 +104,7 @@ class DeviceUNetFlow:
         return PagedStream(
             stream.speaker,
             stream.prompt_mel,
-            [self.pages.share(page) for page in stream.pages],
+            [self.pool.share(page) for page in stream.pages],
             stream.length,
             list(stream.waiting),
             list(stream.before),
@@ -115,7 +115,7 @@ class DeviceUNetFlow:
         """Gives the stream's pages back. Doing so twice is allowed."""
         stream.closed = True
         while stream.pages:
-            self.pages.drop(stream.pages.pop())
+            self.pool.drop(stream.pages.pop())
 
     def step(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Tensor:
         """As ``UNetFlow.step``: mel of the frames that the tokens complete, float32 ``[80, n]``.
@@ -164,7 +164,7 @@ class DeviceUNetFlow:
         if streams not in self._solvers:
             chunk = self._config.unet.static_chunk_frames or 1
             longest = -(-self._config.noise_frames // chunk)
-            self._solvers[streams] = UNetSolver(self._model, self.pages, streams, longest, self._use_graphs)
+            self._solvers[streams] = UNetSolver(self._model, self.pool, streams, longest, self._use_graphs)
         return self._solvers[streams]
 
     def _begin(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Work:
@@ -179,7 +179,7 @@ class DeviceUNetFlow:
             sizes.append(min(chunk, waiting))
             waiting -= sizes[-1]
         left = max(0, len(stream.prompt_mel) - stream.length)
-        work = Work(stream, sizes, self.pages.take(len(sizes)), left)
+        work = Work(stream, sizes, self.pool.take(len(sizes)), left)
         stream.waiting.extend(tokens)
         stream.finished = is_last
         return work

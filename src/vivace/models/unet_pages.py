@@ -42,11 +42,12 @@ class UNetPages:
         sizes = (encoder.heads, chunk, encoder.head_dim)
         self.frames = weight.new_zeros(count, config.num_up_blocks, 2, *sizes)
         self.repeated = weight.new_zeros(count, encoder.output_size, 2 * ratio)
+        self.page_bytes = self.bytes_of(config, weight.dtype)
         self._free = list(range(1, count))[::-1]
         self._users: dict[int, int] = {}
 
     @staticmethod
-    def page_bytes(config: UNetFlowConfig, dtype: torch.dtype) -> int:
+    def bytes_of(config: UNetFlowConfig, dtype: torch.dtype) -> int:
         """Memory of one page, to the percent: the estimator's keys and values are nearly all of it."""
         return config.kept_values * (config.unet.static_chunk_frames or 0) * dtype.itemsize
 
