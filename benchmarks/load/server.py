@@ -1,0 +1,89 @@
+"""``python -m benchmarks.load.server paced|mini FOLDER``: a server on a free port of 127.0.0.1.
+
+It prints its address, and ends with SIGTERM, as ``vivace serve`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from vivace.config import ServerConfig
+from vivace.server.child import COMMAND, EngineSettings
+from vivace.server.door import bind, fit_to_open_files
+from vivace.server.process import ProcessService
+from vivace.server.run import run
+
+PACED = (sys.executable, "-P", "-m", "benchmarks.load.engine")
+START_SECONDS = 60
+
+
+class ServerProcess:
+    """The server, from ``start`` to ``end``, and what it takes of the machine."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.load.server", engine, str(folder)]
+        environment = {**os.environ, "VIVACE_VOICES": str(folder)}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self._process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self._process.stdout.readline())
+        if found is None:
+            self._process.kill()
+            raise RuntimeError("the server did not start")
+        self.port = int(found[1])
+        self.pid = self._process.pid
+
+    def engine_pid(self) -> int | None:
+        """The engine process; None while it is being replaced."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in children}
+        for pid, path in commands.items():
+            if b"load.engine" in path.read_bytes() or b"server.worker" in path.read_bytes():
+                return pid
+        return None
+
+    def take(self) -> dict[str, float]:
+        """Memory of server and engine in MB, open files, threads."""
+        engine = self.engine_pid()
+        return {
+            "server_mb": round(memory_mb(self.pid), 2),
+            "engine_mb": round(memory_mb(engine), 2) if engine else 0.0,
+            "open_files": len(list(Path(f"/proc/{self.pid}/fd").iterdir())),
+            "threads": len(list(Path(f"/proc/{self.pid}/task").iterdir())),
+        }
+
+    def end(self) -> int:
+        """SIGTERM; the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main() -> None:
+    """Serves."""
+    engine, folder = sys.argv[1], Path(sys.argv[2])
+    config = ServerConfig(port=0)
+
+    async def open_service() -> ProcessService:
+        command = PACED if engine == "paced" else COMMAND
+        return await ProcessService.open(EngineSettings(voices_folder=folder), command=command)
+
+    with bind(config) as listener:
+        run(open_service, fit_to_open_files(config), listener, lambda line: print(line, flush=True))
+
+
+if __name__ == "__main__":
+    main()
