@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from benchmarks.load.server import ServerProcess
 
 NUM_NEIGHBOURS = 8
+MOST_CHUNKS = 30
+"""Of a stream."""
 IDLE_SECONDS = 100.0
 """How long to wait for the server to close silent WebSockets."""
 
@@ -57,7 +59,7 @@ async def _speaker(port: int, stop: asyncio.Event, rng: random.Random, heard: li
     """One listener after another until ``stop``; how many heard something else than they should."""
     num_wrong = 0
     while not stop.is_set():
-        seed, num_chunks = rng.randrange(1000), rng.randint(5, 30)
+        seed, num_chunks = rng.randrange(1000), rng.randint(5, MOST_CHUNKS)
         answer = await speak(port, f"chunks={num_chunks}", seed)
         heard.append(answer)
         num_wrong += answer.is_whole and answer.digest != _expected(seed, num_chunks)

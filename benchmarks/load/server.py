@@ -30,7 +30,8 @@ class ServerProcess:
         environment = {**os.environ, "VIVACE_VOICES": str(folder)}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self._process.stdout.readline())
+        with self._process.stdout as output:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", output.readline())
         if found is None:
             self._process.kill()
             raise RuntimeError("the server did not start")
