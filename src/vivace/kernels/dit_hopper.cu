@@ -30,7 +30,12 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int LEFT> __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void trigger() { asm volatile("griddepcontrol.launch_dependents;"); }
+#ifdef LATE
+__device__ __forceinline__ void let_next_start() {}
+#else
+__device__ __forceinline__ void let_next_start() { trigger(); }
+#endif
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
@@ -44,11 +49,16 @@ __device__ __forceinline__ u32 at_rank(u32 address, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
 }
-__device__ __forceinline__ void store_at(u32 address, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+__device__ __forceinline__ float4 load_at(u32 address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
+  return x;
 }
-__device__ __forceinline__ void store_at(u32 address, float x) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+__device__ __forceinline__ float load1_at(u32 address) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
 }
 __device__ __forceinline__ u32 pack(float x, float y) {
   u32 both;
@@ -117,7 +127,7 @@ template <int N, int CLUSTER> struct Product {
   static constexpr int STRIDE = N + 8;         // floats; keeps rows on different banks
   static constexpr int A_PANEL = ROWS * 128, W_PANEL = N * 128, PANELS = DEPTH / PANEL;
   static constexpr int BYTES = PANELS * (A_PANEL + W_PANEL);
-  static_assert(CLUSTER * MINE * STRIDE * 4 <= PANELS * A_PANEL, "sums lie where the rows were");
+  static_assert(ROWS * STRIDE * 4 <= PANELS * A_PANEL, "sums lie where the rows were");
   char* memory;
   u32 base, rank;
 
@@ -157,30 +167,45 @@ template <int N, int CLUSTER> struct Product {
     panel<2>(sums);
     panel<3>(sums);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    cluster_arrive();
-    cluster_wait();  // every block has read its rows
+#ifdef LATE
+    trigger();
+#endif
+    __syncthreads();  // the rows are not needed any more; the sums take their place
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int half = 0; half < 2; half++) {
       int row = warp * 16 + half * 8 + lane / 4;
-      if (row < ROWS) {
-        u32 here = base + ((rank * MINE + row % MINE) * STRIDE + lane % 4 * 2) * 4;
-        u32 there = at_rank(here, row / MINE);
-        for (int j = 0; j < N / 8; j++) store_at(there + j * 32, sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
-      }
+      float2* at = reinterpret_cast<float2*>(memory + (row * STRIDE + lane % 4 * 2) * 4);
+      if (row < ROWS)
+        for (int j = 0; j < N / 8; j++) at[j * 4] = make_float2(sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
     }
     __syncwarp();
     cluster_arrive();
     cluster_wait();
   }
-  // Four columns of one of the block's rows.
-  __device__ __forceinline__ float4 total(int row, int column) const {
-    const float* parts = reinterpret_cast<const float*>(memory);
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int part = 0; part < CLUSTER; part++) {
-      float4 x = *reinterpret_cast<const float4*>(parts + (part * MINE + row) * STRIDE + column);
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  // Four columns of the block's rows `first`, `first + step`, ..., added up over the cluster.
+  template <int COUNT> __device__ __forceinline__ void totals(float4 (&sums)[COUNT], int first, int step, int column) const {
+    float4 parts[CLUSTER][COUNT];  // all are asked for before the first is used
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      u32 at = base + ((rank * MINE + min(first + i * step, MINE - 1)) * STRIDE + column) * 4;
+#pragma unroll
+      for (int part = 0; part < CLUSTER; part++) parts[part][i] = load_at(at_rank(at, part));
     }
-    return sum;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int part = 0; part < CLUSTER; part++) {
+        float4 x = parts[part][i];
+        sums[i].x += x.x, sums[i].y += x.y, sums[i].z += x.z, sums[i].w += x.w;
+      }
+    }
+  }
+  // No block may end while others read from it.
+  __device__ __forceinline__ void end() const {
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
   }
 };
 
@@ -219,30 +244,46 @@ extern "C" __global__ void __launch_bounds__(THREADS) qkv(
   float4 weighted = load4(folded + (i64)step * columns + column);
   float4 shift = load4(folded + (i64)(num_steps + step) * columns + column);
   int part = column / inner, channel = column % inner, head = channel / 64;
-  wait_for_previous();
-  product.fetch_rows(a + (i64)first_row * depth, rows - first_row, depth);
-  int my_row = first_row + product.rank * P::MINE;
-  row_norms<P::MINE>(norms, sums, my_row, rows, padded, tiles, depth);
-  product.run();
-  if (threadIdx.x / QUADS >= THREADS / QUADS) return;
-  for (int r = threadIdx.x / QUADS; r < P::MINE && my_row + r < rows; r += THREADS / QUADS) {
-    int row = my_row + r, group = row / chunk, frame = row % chunk;
-    float4 x = unfold(product.total(r, quad * 4), norms[r], weighted, shift);
-    if (part < 2 && head == 0) {
+  // What each row of this thread needs, before the kernel ahead has ended.
+  constexpr int STEP = THREADS / QUADS, COUNT = (P::MINE + STEP - 1) / STEP;
+  int my_row = first_row + product.rank * P::MINE, first = threadIdx.x / QUADS;
+  bool turn = part < 2 && head == 0;
+  int target[COUNT];  // frame in the page; negative: nothing is kept
+  i64 page[COUNT];
+  float2 cosine[COUNT], sine[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    int row = min(my_row + first + i * STEP, rows - 1), group = row / chunk, frame = row % chunk;
+    target[i] = frame < counts[group] ? frame : -1;
+    page[i] = here[group] + step * step_stride + layer_offset;
+    if (turn) {
       int position = min(starts[group] + frame, positions - 1);
-      float2 cosine = *reinterpret_cast<const float2*>(rope + (i64)position * 32 + channel / 2);
-      float2 sine = *reinterpret_cast<const float2*>(rope + ((i64)positions + position) * 32 + channel / 2);
-      x = make_float4(x.x * cosine.x - x.y * sine.x, x.y * cosine.x + x.x * sine.x,
-                      x.z * cosine.y - x.w * sine.y, x.w * cosine.y + x.z * sine.y);
-    }
-    if (part == 0) {
-      *reinterpret_cast<uint2*>(query + (i64)row * inner + channel) = pack(x);
-    } else if (frame < counts[group]) {
-      i64 page = here[group] + step * step_stride + layer_offset;
-      i64 at = ((i64)((part - 1) * (inner / 64) + head) * chunk + frame) * 64 + channel % 64;
-      *reinterpret_cast<uint2*>(arena + page + at) = pack(x);
+      cosine[i] = *reinterpret_cast<const float2*>(rope + (i64)position * 32 + channel / 2);
+      sine[i] = *reinterpret_cast<const float2*>(rope + ((i64)positions + position) * 32 + channel / 2);
     }
   }
+  wait_for_previous();
+  product.fetch_rows(a + (i64)first_row * depth, rows - first_row, depth);
+  row_norms<P::MINE>(norms, sums, my_row, rows, padded, tiles, depth);
+  product.run();
+  float4 sum[COUNT];
+  product.totals(sum, first, STEP, quad * 4);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    int r = first + i * STEP, row = my_row + r;
+    if (first >= STEP || r >= P::MINE || row >= rows) continue;
+    float4 x = unfold(sum[i], norms[r], weighted, shift);
+    if (turn)
+      x = make_float4(x.x * cosine[i].x - x.y * sine[i].x, x.y * cosine[i].x + x.x * sine[i].x,
+                      x.z * cosine[i].y - x.w * sine[i].y, x.w * cosine[i].y + x.z * sine[i].y);
+    if (part == 0) {
+      *reinterpret_cast<uint2*>(query + (i64)row * inner + channel) = pack(x);
+    } else if (target[i] >= 0) {
+      i64 at = ((i64)((part - 1) * (inner / 64) + head) * chunk + target[i]) * 64 + channel % 64;
+      *reinterpret_cast<uint2*>(arena + page[i] + at) = pack(x);
+    }
+  }
+  product.end();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) ff_in(
@@ -263,15 +304,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) ff_in(
   int my_row = first_row + product.rank * P::MINE;
   row_norms<P::MINE>(norms, sums, my_row, rows, padded, tiles, depth);
   product.run();
-  for (int r = threadIdx.x / QUADS; r < P::MINE && my_row + r < rows; r += THREADS / QUADS) {
-    float4 x = unfold(product.total(r, quad * 4), norms[r], weighted, shift);
+  constexpr int STEP = THREADS / QUADS, COUNT = (P::MINE + STEP - 1) / STEP;
+  float4 sum[COUNT];
+  product.totals(sum, threadIdx.x / QUADS, STEP, quad * 4);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    int r = threadIdx.x / QUADS + i * STEP;
+    if (r >= P::MINE || my_row + r >= rows) continue;
+    float4 x = unfold(sum[i], norms[r], weighted, shift);
     float y[4] = {x.x, x.y, x.z, x.w};
-    for (int i = 0; i < 4; i++) {
-      float u = 1.5957691216057308f * (y[i] + 0.044715f * y[i] * y[i] * y[i]);
-      y[i] = y[i] / (1.f + __expf(-u));
+    for (int n = 0; n < 4; n++) {
+      float u = 1.5957691216057308f * (y[n] + 0.044715f * y[n] * y[n] * y[n]);
+      y[n] = y[n] / (1.f + __expf(-u));
     }
     *reinterpret_cast<uint2*>(out + (i64)(my_row + r) * columns + column) = pack(make_float4(y[0], y[1], y[2], y[3]));
   }
+  product.end();
 }
 
 template <int N, int CLUSTER> __device__ __forceinline__ void add_tile(
@@ -295,8 +343,10 @@ template <int N, int CLUSTER> __device__ __forceinline__ void add_tile(
   float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
   if (keep) x = load4(hidden + at);
   product.run();
+  float4 total[1];
+  product.totals(total, r, 1, quad * 4);
   if (keep) {
-    float4 y = product.total(r, quad * 4);
+    float4 y = total[0];
     x.x += g.x * (y.x + b.x), x.y += g.y * (y.y + b.y), x.z += g.z * (y.z + b.z), x.w += g.w * (y.w + b.w);
     *reinterpret_cast<float4*>(hidden + at) = x;
     *reinterpret_cast<uint2*>(scaled + at) = pack(make_float4(x.x * s.x, x.y * s.y, x.z * s.z, x.w * s.w));
@@ -311,6 +361,7 @@ template <int N, int CLUSTER> __device__ __forceinline__ void add_tile(
     sums[(i64)row * tiles + tile] = sum;
     sums[((i64)padded + row) * tiles + tile] = squares;
   }
+  product.end();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_1024(
@@ -326,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_2048(
 
 // Attention: a cluster of four blocks for each head of each group; blocks take every fourth block of 64 keys and
 // exchange what they found, each finishing 16 frames.
-constexpr int KEYS = 64, SHARES = 4, SLOTS = 4, WIDTH = 64, MOST_PAGES = 512;
+constexpr int KEYS = 64, SHARES = 4, SLOTS = 3, WIDTH = 64, MOST_PAGES = 512;
 constexpr int ROW_BYTES = WIDTH * 2, TILE_BYTES = KEYS * ROW_BYTES, PART_STRIDE = WIDTH + 8;
 
 __device__ __forceinline__ u32 swizzled(int row, int piece) { return row * ROW_BYTES + ((piece ^ row % 8) << 4); }
@@ -345,6 +396,52 @@ __device__ __forceinline__ void multiply16(float (&d)[4], const u32 (&a)[4], u32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// One block of keys and values for 16 frames of each warp.
+__device__ __forceinline__ void attend(
+    float (&out)[8][4], float (&top)[2], float (&weight)[2], const u32 (&q)[4][4], u32 k_at, u32 v_at, int first_key,
+    int length, float scale) {
+  int lane = threadIdx.x % 32;
+  float score[8][4];
+  for (int j = 0; j < 8; j++) for (int i = 0; i < 4; i++) score[j][i] = 0.f;
+  for (int k = 0; k < 4; k++)
+    for (int j = 0; j < 4; j++) {
+      u32 b[4];
+      load_matrices(b, k_at + swizzled(j * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
+      multiply16(score[j * 2], q[k], b[0], b[1]);
+      multiply16(score[j * 2 + 1], q[k], b[2], b[3]);
+    }
+  int lane_key = first_key + lane % 4 * 2;
+  float higher[2] = {top[0], top[1]};
+  for (int j = 0; j < 8; j++)
+    for (int i = 0; i < 4; i++) {
+      score[j][i] = lane_key + j * 8 + i % 2 < length ? score[j][i] * scale : -infinity();
+      higher[i / 2] = fmaxf(higher[i / 2], score[j][i]);
+    }
+  for (int h = 0; h < 2; h++) {
+    higher[h] = fmaxf(higher[h], __shfl_xor_sync(~0u, higher[h], 1));
+    higher[h] = fmaxf(higher[h], __shfl_xor_sync(~0u, higher[h], 2));
+    float shrink = exp2f(top[h] - higher[h]);
+    weight[h] *= shrink;
+    for (int j = 0; j < 8; j++) out[j][h * 2] *= shrink, out[j][h * 2 + 1] *= shrink;
+    top[h] = higher[h];
+  }
+  for (int j = 0; j < 8; j++)
+    for (int i = 0; i < 4; i++) {
+      score[j][i] = exp2f(score[j][i] - top[i / 2]);
+      weight[i / 2] += score[j][i];
+    }
+  for (int k = 0; k < 4; k++) {
+    u32 p[4] = {pack(score[k * 2][0], score[k * 2][1]), pack(score[k * 2][2], score[k * 2][3]),
+                pack(score[k * 2 + 1][0], score[k * 2 + 1][1]), pack(score[k * 2 + 1][2], score[k * 2 + 1][3])};
+    for (int j = 0; j < 4; j++) {
+      u32 b[4];
+      load_turned(b, v_at + swizzled(k * 16 + lane % 16, j * 2 + lane / 16));
+      multiply16(out[j * 2], p, b[0], b[1]);
+      multiply16(out[j * 2 + 1], p, b[2], b[3]);
+    }
+  }
+}
+
 struct Keys {
   const bf16* arena;
   const i64* pages;  // in shared memory
@@ -352,9 +449,9 @@ struct Keys {
   int chunk, length;
   u32 memory;
 
-  __device__ __forceinline__ void fetch(int block, int slot) const {
+  template <int COUNT> __device__ __forceinline__ void fetch(int block, int slot) const {
     u32 to = memory + slot * 2 * TILE_BYTES;
-    for (int i = threadIdx.x; i < KEYS * 8; i += 128) {
+    for (int i = threadIdx.x; i < KEYS * 8; i += COUNT) {
       int row = i / 8, piece = i % 8, key = block * KEYS + row;
       bool valid = key < length;
       int known = valid ? key : 0;
@@ -370,14 +467,13 @@ extern "C" __global__ void __launch_bounds__(128) attention(
     const int* counts, const int* steps, const i64* table, i64 layer_offset, i64 step_stride, int table_stride,
     int chunk, int heads, float scale) {
   __shared__ i64 pages[MOST_PAGES];
-  __shared__ float tops[SHARES][16], weights[SHARES][16];
+  __shared__ float tops[KEYS], weights[KEYS];  // of each frame
   u32 start_of_memory = shared_address(unaligned);
   u32 memory = start_of_memory + (1024 - start_of_memory % 1024) % 1024;
   char* generic = unaligned + (memory - start_of_memory);
   u32 queries = memory, keys_at = memory + TILE_BYTES, parts = keys_at + SLOTS * 2 * TILE_BYTES;
   int rank = cluster_rank(), pair = blockIdx.x / SHARES, group = pair / heads, head = pair % heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  cluster_arrive();
   let_next_start();
   int start = starts[group], length = start + counts[group];
   for (int i = threadIdx.x; i * chunk < length; i += 128) pages[i] = table[(i64)group * table_stride + i];
@@ -388,7 +484,7 @@ extern "C" __global__ void __launch_bounds__(128) attention(
   // Blocks of earlier chunks do not depend on the kernel ahead.
   int ahead = 0;
   while (ahead < mine && ahead < SLOTS && (rank + ahead * SHARES + 1) * KEYS <= start) {
-    keys.fetch(rank + ahead * SHARES, ahead);
+    keys.fetch<128>(rank + ahead * SHARES, ahead);
     commit_copies();
     ahead++;
   }
@@ -400,7 +496,7 @@ extern "C" __global__ void __launch_bounds__(128) attention(
   }
   commit_copies();
   for (; ahead < SLOTS; ahead++) {
-    if (ahead < mine) keys.fetch(rank + ahead * SHARES, ahead);
+    if (ahead < mine) keys.fetch<128>(rank + ahead * SHARES, ahead);
     commit_copies();
   }
   float out[8][4];
@@ -414,78 +510,51 @@ extern "C" __global__ void __launch_bounds__(128) attention(
     u32 k_at = keys_at + n % SLOTS * 2 * TILE_BYTES, v_at = k_at + TILE_BYTES;
     if (n == 0)
       for (int k = 0; k < 4; k++) load_matrices(q[k], queries + swizzled(warp * 16 + lane % 16, k * 2 + lane / 16));
-    float score[8][4];
-    for (int j = 0; j < 8; j++) for (int i = 0; i < 4; i++) score[j][i] = 0.f;
-    for (int k = 0; k < 4; k++)
-      for (int j = 0; j < 4; j++) {
-        u32 b[4];
-        load_matrices(b, k_at + swizzled(j * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
-        multiply16(score[j * 2], q[k], b[0], b[1]);
-        multiply16(score[j * 2 + 1], q[k], b[2], b[3]);
-      }
-    int first_key = (rank + n * SHARES) * KEYS + lane % 4 * 2;
-    float higher[2] = {top[0], top[1]};
-    for (int j = 0; j < 8; j++)
-      for (int i = 0; i < 4; i++) {
-        score[j][i] = first_key + j * 8 + i % 2 < length ? score[j][i] * scale : -infinity();
-        higher[i / 2] = fmaxf(higher[i / 2], score[j][i]);
-      }
-    for (int h = 0; h < 2; h++) {
-      higher[h] = fmaxf(higher[h], __shfl_xor_sync(~0u, higher[h], 1));
-      higher[h] = fmaxf(higher[h], __shfl_xor_sync(~0u, higher[h], 2));
-      float shrink = exp2f(top[h] - higher[h]);
-      weight[h] *= shrink;
-      for (int j = 0; j < 8; j++) out[j][h * 2] *= shrink, out[j][h * 2 + 1] *= shrink;
-      top[h] = higher[h];
-    }
-    for (int j = 0; j < 8; j++)
-      for (int i = 0; i < 4; i++) {
-        score[j][i] = exp2f(score[j][i] - top[i / 2]);
-        weight[i / 2] += score[j][i];
-      }
-    for (int k = 0; k < 4; k++) {
-      u32 p[4] = {pack(score[k * 2][0], score[k * 2][1]), pack(score[k * 2][2], score[k * 2][3]),
-                  pack(score[k * 2 + 1][0], score[k * 2 + 1][1]), pack(score[k * 2 + 1][2], score[k * 2 + 1][3])};
-      for (int j = 0; j < 4; j++) {
-        u32 b[4];
-        load_turned(b, v_at + swizzled(k * 16 + lane % 16, j * 2 + lane / 16));
-        multiply16(out[j * 2], p, b[0], b[1]);
-        multiply16(out[j * 2 + 1], p, b[2], b[3]);
-      }
-    }
+    attend(out, top, weight, q, k_at, v_at, (rank + n * SHARES) * KEYS, length, scale);
     __syncthreads();
-    if (n + SLOTS < mine) keys.fetch(rank + (n + SLOTS) * SHARES, n % SLOTS);
+    if (n + SLOTS < mine) keys.fetch<128>(rank + (n + SLOTS) * SHARES, n % SLOTS);
     commit_copies();
   }
   for (int h = 0; h < 2; h++) {
     weight[h] += __shfl_xor_sync(~0u, weight[h], 1);
     weight[h] += __shfl_xor_sync(~0u, weight[h], 2);
   }
-  __syncwarp();
-  cluster_wait();  // the blocks that this one writes to have begun
   for (int h = 0; h < 2; h++) {
-    int row = h * 8 + lane / 4;  // of the 16 that block `warp` of the cluster finishes
-    u32 there = at_rank(parts + ((rank * 16 + row) * PART_STRIDE + lane % 4 * 2) * 4, warp);
-    for (int j = 0; j < 8; j++) store_at(there + j * 32, out[j][h * 2], out[j][h * 2 + 1]);
-    if (lane % 4 == 0) {
-      store_at(at_rank(shared_address(&tops[rank][row]), warp), top[h]);
-      store_at(at_rank(shared_address(&weights[rank][row]), warp), weight[h]);
-    }
+    int row = warp * 16 + h * 8 + lane / 4;
+    float2* at = reinterpret_cast<float2*>(generic + (parts - memory) + (row * PART_STRIDE + lane % 4 * 2) * 4);
+    for (int j = 0; j < 8; j++) at[j * 4] = make_float2(out[j][h * 2], out[j][h * 2 + 1]);
+    if (lane % 4 == 0) tops[row] = top[h], weights[row] = weight[h];
   }
   __syncwarp();
   cluster_arrive();
   cluster_wait();
-  int row = threadIdx.x / 8, column = threadIdx.x % 8 * 8, frame = rank * 16 + row;
-  if (frame >= chunk) return;
-  float highest = fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row]));
-  float total = 0.f, x[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
-  for (int share = 0; share < SHARES; share++) {
-    float factor = exp2f(tops[share][row] - highest);
-    total += factor * weights[share][row];
-    const float* part = reinterpret_cast<const float*>(generic + (parts - memory)) + (share * 16 + row) * PART_STRIDE;
-    for (int i = 0; i < 8; i++) x[i] += factor * part[column + i];
+  int frame = rank * 16 + threadIdx.x / 8, column = threadIdx.x % 8 * 8;
+  if (frame < chunk) {
+    float4 x[SHARES][2];
+    float share_top[SHARES], share_weight[SHARES], highest = -infinity();
+#pragma unroll
+    for (int share = 0; share < SHARES; share++) {
+      u32 at = at_rank(parts + (frame * PART_STRIDE + column) * 4, share);
+      x[share][0] = load_at(at);
+      x[share][1] = load_at(at + 16);
+      share_top[share] = load1_at(at_rank(shared_address(&tops[frame]), share));
+      share_weight[share] = load1_at(at_rank(shared_address(&weights[frame]), share));
+    }
+    for (int share = 0; share < SHARES; share++) highest = fmaxf(highest, share_top[share]);
+    float total = 0.f, y[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int share = 0; share < SHARES; share++) {
+      float factor = exp2f(share_top[share] - highest);
+      total += factor * share_weight[share];
+      float4 a = x[share][0], b = x[share][1];
+      float z[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+      for (int i = 0; i < 8; i++) y[i] += factor * z[i];
+    }
+    for (int i = 0; i < 8; i++) y[i] /= total;
+    *reinterpret_cast<uint4*>(mixed + ((i64)group * chunk + frame) * heads * WIDTH + head * WIDTH + column) =
+        make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
   }
-  for (int i = 0; i < 8; i++) x[i] /= total;
-  *reinterpret_cast<uint4*>(mixed + ((i64)group * chunk + frame) * heads * WIDTH + head * WIDTH + column) =
-      make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();  // no block may end while others read from it
 }

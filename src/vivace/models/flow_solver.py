@@ -21,6 +21,9 @@ from vivace.models.flow_pages import PageLayout
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import windows
 
+RESIDENT_TILES = 32
+"""Tiles of a row's sums that the resident kernel leaves."""
+
 ROW_PADDING = 128
 """Rows that kernels may read beyond the last one: a whole tile."""
 
@@ -146,6 +149,9 @@ class Solver:
         self._inner = half(rows, dim * dit.ff_mult)
         self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
         self._frames = torch.arange(chunk, device=device)
+        make: Any = getattr(kernels, "resident", None)
+        blocks = [(block.qkv, block.out, block.ff_in, block.ff_out) for block in weights.blocks]
+        self._resident: Any = None if make is None else make(blocks, config.num_steps)
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """Puts what the chunks are on its way to the device."""
@@ -200,7 +206,8 @@ class Solver:
             self.solve(use_shared)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may go on with their own work on the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.solve(use_shared)
         self._graphs[use_shared] = graph
 
@@ -216,6 +223,8 @@ class Solver:
         """Tokens to condition, noise to ``x``."""
         weights, packet, config = self._weights, self._packet, self._config
         self.fault.zero_()
+        if self._resident is not None:
+            self._resident.done.zero_()
         positions = (packet.starts[: self._streams, None] + self._frames).clamp_(max=config.noise_frames - 1)
         self.x.copy_(weights.noise[positions])
         nothing = weights.tokens.embedding.shape[0] - 1
@@ -258,7 +267,10 @@ class Solver:
             "convolve_add", rows, self._second, weights.positions[1], self._first, weights.blocks[0].norm.scale,
             self._hidden, normed,
         )  # fmt: skip
-        for index, block in enumerate(weights.blocks):
+        done = self._run_resident(rows, step, normed)
+        if done is not None:
+            normed = done
+        for index, block in enumerate(weights.blocks if done is None else ()):
             layer = index * self._layout.layer
             call("qkv", rows, normed, block.qkv, weights.rope, self._query, heads, layer)
             call("attention", rows, self._query, self._mixed, heads, layer)
@@ -271,6 +283,18 @@ class Solver:
             self._config.guidance_scale, weights.dt, self._shared, is_shared, step == 0 and not is_shared
         )
         call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
+
+    def _run_resident(self, rows: Rows, step: int, normed: Normed) -> Normed | None:
+        """All blocks in one launch, where the kernels can do that; None if not."""
+        if self._resident is None:
+            return None
+        buffers = self._query, self._mixed, self._inner
+        kernels: Any = self._kernels
+        if not kernels.run_blocks(
+            rows, self._resident, step, normed, self._hidden, self._weights.rope, buffers, self._layout.layer
+        ):
+            return None
+        return normed._replace(tiles=RESIDENT_TILES)
 
     def _call(self, name: str, *args: object) -> None:
         kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
