@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.test_flow import inputs, model, vectors  # noqa: F401  (fixtures)
 from vivace.config import DiTConfig, FlowConfig
-from vivace.errors import SynthesisError
+from vivace.errors import CancelledRequestError, SynthesisError
 from vivace.models.flow import FlowModel
 
 CHUNK, AHEAD, VOCAB = 5, 3, 30
@@ -189,3 +189,19 @@ def test_embedding_length_does_not_matter():
         stream = flow().new_stream(EMBEDDING * scale, prompt_mel(0))
         mels.append(flow().step(stream, tokens, True).numpy())
     np.testing.assert_allclose(mels[0], mels[1], atol=1e-4)
+
+
+def test_a_chunk_that_nobody_wants_stops_between_two_euler_steps():
+    """Wherever it stops, other streams of the same prompt give the bytes they give without it."""
+    tokens = list(range(2 * CHUNK))
+    prompt = flow().new_stream(EMBEDDING, prompt_mel(1))
+    flow().step(prompt, [1], False)
+    alone = run(prompt.fork(), [tokens])
+    for wanted_steps in range(CONFIG.num_steps):
+        answers = iter([False] * wanted_steps + [True])
+        stopped = prompt.fork()
+        stopped.should_stop = functools.partial(next, answers)
+        with pytest.raises(CancelledRequestError):
+            flow().step(stopped, tokens, True)
+        assert list(answers) == []
+        torch.testing.assert_close(run(prompt.fork(), [tokens]), alone, rtol=0, atol=0)

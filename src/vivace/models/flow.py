@@ -18,7 +18,7 @@ from vivace.config import FlowConfig, UNetFlowConfig
 from vivace.errors import SynthesisError
 from vivace.models.dit import DiT
 from vivace.models.dit_stream import DiTState, PreparedDiT, Span
-from vivace.models.flow_stream import FlowStream, PreparedFlow
+from vivace.models.flow_stream import FlowStream, PreparedFlow, check_wanted
 
 LOOKAHEAD_KERNEL = 3
 """Kernel of the look-ahead layer's second, causal convolution; fixed in the reference."""
@@ -202,6 +202,7 @@ class FlowModel(nn.Module):
 
         Raises:
             SynthesisError: the sequence becomes longer than the noise; the stream stays as it was.
+            CancelledRequestError: ``stream.should_stop`` said so.
         """
         assert not stream.finished, "the last token of this stream already came"
         ratio, ahead = self.config.token_mel_ratio, self.config.lookahead_tokens
@@ -229,6 +230,7 @@ class FlowModel(nn.Module):
         guidance = self.config.guidance_scale
         x = prepared.noise[start:end]
         for index, (_, dt) in enumerate(prepared.grid):
+            check_wanted(stream.should_stop)
             with_condition, without = prepared.dit.velocity(x, condition, index, stream.dit, span).float()
             x = x + dt * ((1.0 + guidance) * with_condition - guidance * without)
         stream.dit.length = end

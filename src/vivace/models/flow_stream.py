@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
+from vivace.errors import CancelledRequestError
 from vivace.models.dit_stream import DiTState, PreparedDiT
+
+ShouldStop = Callable[[], bool]
+"""Asked between two Euler steps whether anybody still wants the chunk."""
+
+
+def check_wanted(should_stop: ShouldStop | None) -> None:
+    """Raises ``CancelledRequestError`` if nobody wants the chunk any more; its stream cannot go on then."""
+    if should_stop is not None and should_stop():
+        raise CancelledRequestError("the request was cancelled")
 
 
 class PreparedFlow(NamedTuple):
@@ -35,6 +46,7 @@ class FlowStream:
         waiting: tokens that came and whose frames are not finished.
         before: the last tokens before ``waiting``, as many as the look-ahead layer looks back on.
         finished: the last token came and its frames were returned.
+        should_stop: ends ``step`` early, at any Euler step. A fork has none.
     """
 
     spks: Tensor
@@ -43,6 +55,7 @@ class FlowStream:
     waiting: list[int] = field(default_factory=list)
     before: list[int] = field(default_factory=list)
     finished: bool = False
+    should_stop: ShouldStop | None = None
 
     @property
     def num_frames(self) -> int:

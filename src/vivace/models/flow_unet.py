@@ -17,6 +17,7 @@ from vivace.config import UNetFlowConfig
 from vivace.models.dit_stream import DiTState
 from vivace.models.flow import LOOKAHEAD_KERNEL, time_grid
 from vivace.models.flow_encoder import EncoderState, UpsampleEncoder
+from vivace.models.flow_stream import ShouldStop, check_wanted
 from vivace.models.token_flow import TokenFlow
 from vivace.models.unet_stream import PreparedUNet, new_unet_state
 
@@ -47,6 +48,7 @@ class UNetFlowStream:
         waiting: tokens that came and whose frames are not finished.
         before: the last tokens before ``waiting``, as many as the look-ahead layer looks back on.
         finished: the last token came and its frames were returned.
+        should_stop: as in ``FlowStream``.
     """
 
     spks: Tensor
@@ -56,6 +58,7 @@ class UNetFlowStream:
     waiting: list[int] = field(default_factory=list)
     before: list[int] = field(default_factory=list)
     finished: bool = False
+    should_stop: ShouldStop | None = None
 
     @property
     def num_frames(self) -> int:
@@ -184,6 +187,7 @@ class UNetFlow(TokenFlow[UNetFlowConfig]):
         guidance = self.config.guidance_scale
         x = prepared.noise[:, start:end]
         for index, (_, dt) in enumerate(prepared.grid):
+            check_wanted(stream.should_stop)
             with_condition, without = prepared.unet.velocity(x, condition, index, stream.unet, end).float()
             x = x + dt * ((1.0 + guidance) * with_condition - guidance * without)
         stream.unet.length = end
