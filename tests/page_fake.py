@@ -52,7 +52,8 @@ class Fake:
         self.cut_after: int | None = None
         self.cut_error: dict[str, str] | None = None
         self.voices = [
-            {"id": name, "name": name, "kind": "built-in"} for name in ("daniel", "emma", "heart", "puck")
+            {"id": name, "name": name, "kind": "built-in", "default": name == "heart"}
+            for name in ("daniel", "emma", "heart", "puck")
         ]
         self.sessions: list[list[dict]] = []
         self.cancelled = 0

@@ -84,6 +84,7 @@ def test_say_writes_other_formats_and_clones(vivace, random_model_folder, record
         recording,
         "--prompt-text",
         "Said.",
+        "--consent",
         "-m",
         random_model_folder,
         "-o",
@@ -157,6 +158,22 @@ def test_options_that_would_be_ignored_are_refused(vivace, random_model_folder, 
     code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, *options)
     assert (code, len(errors)) == (1, 1)
     assert errors[0].endswith("(unsupported_value)")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("say", "Hi.", "--prompt-audio", "RECORDING"),
+        ("transform", "RECORDING", "--prompt-audio", "RECORDING"),
+        ("voice", "add", "anna", "RECORDING"),
+    ],
+)
+def test_no_voice_is_cloned_without_consent(vivace, random_model_folder, recording, command):
+    command = [recording if word == "RECORDING" else word for word in command]
+    code, _, errors = vivace(*command, "-m", random_model_folder)
+    assert (code, len(errors)) == (1, 1)
+    assert errors[0].endswith("(consent_required)")
+    assert "anna" not in open_voices(random_model_folder).names()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -257,7 +274,7 @@ def test_the_life_of_a_stored_voice(vivace, random_model_folder, recording, tmp_
     model = ("-m", random_model_folder)
     code, lines, _ = vivace("voice", "add", "anna", recording, "--prompt-text", "Said.", "--consent", *model)
     assert (code, lines) == (0, ["anna: stored"])
-    assert vivace("voice", "add", "anna", recording, *model)[0] == 1  # the name is taken
+    assert vivace("voice", "add", "anna", recording, "--consent", *model)[0] == 1  # the name is taken
     code, lines, _ = vivace("voice", "list", "--json", *model)
     entries = {entry["name"]: entry for entry in json.loads(lines[-1])["voices"]}
     assert entries["anna"]["kind"] == "stored"

@@ -207,6 +207,7 @@ def test_stop_before_the_connection_stands(pages, fake):
 
 def test_settings_reach_the_server(pages, fake):
     page = pages.open()
+    wait_for(page, "document.querySelector('input[value=heart]')?.checked")  # the model's own choice
     page.click("#more summary")
     page.check("input[value=puck]")
     page.fill("#speed", "1.5")

@@ -117,11 +117,16 @@ def test_models(client):
     assert client.models.retrieve("tts-1-hd").id == "tts-1-hd"
 
 
+def test_the_models_own_voice_is_marked(server):
+    voices = httpx.get(f"{server.url}/v1/audio/voices").json()["data"]
+    assert [voice["id"] for voice in voices if voice["default"]] == ["heart"]
+
+
 def test_a_voice_from_a_recording(client):
     made = client.audio.voices.create(
         name="test-voice",
         audio_sample=("sample.wav", speech_like_wav(), "audio/wav"),
-        consent="cons_1234",
+        consent="true",
         extra_body={"ref_text": "What the recording says."},
     )
     assert made.id == "test-voice"

@@ -63,6 +63,9 @@ Tokenizer = Annotated[
 ]
 Variant = Annotated[Lm, typer.Option("--lm", help="Which language model of an official folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
+Consent = Annotated[
+    bool, typer.Option("--consent", help="The speaker of the recording has agreed to the use of the voice.")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
 
 
@@ -120,6 +123,7 @@ def say(
     voice: Annotated[str | None, typer.Option(help="Name of a voice (see `vivace voice list`).")] = None,
     prompt_audio: Annotated[Path | None, typer.Option(help="Clone this recording, 1 to 30 s.")] = None,
     prompt_text: Annotated[str, typer.Option(help="What the recording says.")] = "",
+    consent: Consent = False,
     instruction: Annotated[str | None, typer.Option(help="How to say it; never spoken.")] = None,
     cross_lingual: Annotated[bool, typer.Option(help="Text in another language than the voice.")] = False,
     language: Annotated[str | None, typer.Option(help="Language of the text, such as en or zh.")] = None,
@@ -141,10 +145,11 @@ def say(
 
     check_target(out)
     _check_one_voice(voice, prompt_audio, prompt_text)
+    _check_consent(prompt_audio, consent)
     with _engine(model, device, dtype, lm, warm_up=False, tokenizer=tokenizer) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
-            chosen = engine.make_voice(prompt_audio, prompt_text)
+            chosen = engine.make_voice(prompt_audio, prompt_text, consent=consent)
         engine.warm_up(chosen)
         request = SynthesisRequest(
             text=_standard_input() if text == ["-"] else " ".join(text),
@@ -167,6 +172,14 @@ def _check_one_voice(voice: str | None, prompt_audio: Path | None, prompt_text: 
     if prompt_text and prompt_audio is None:
         raise InvalidRequestError(
             "--prompt-text says what --prompt-audio holds; give both", code="unsupported_value"
+        )
+
+
+def _check_consent(prompt_audio: Path | None, consent: bool) -> None:
+    if prompt_audio is not None and not consent:
+        raise InvalidRequestError(
+            "cloning a voice needs the consent of its speaker: add --consent once you have it",
+            code="consent_required",
         )
 
 
@@ -225,6 +238,7 @@ def transform(
     prompt_audio: Annotated[
         Path | None, typer.Option(help="Take the voice of this recording instead.")
     ] = None,
+    consent: Consent = False,
     speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
@@ -235,8 +249,9 @@ def transform(
 
     check_target(out)
     _check_one_voice(voice, prompt_audio)
+    _check_consent(prompt_audio, consent)
     with _engine(model, device, dtype) as engine:
-        target = engine.make_voice(prompt_audio, "") if prompt_audio is not None else voice
+        target = engine.make_voice(prompt_audio, "", consent=consent) if prompt_audio is not None else voice
         stream = engine.transform(source, target, speed=speed)
         result = _to_file(stream, out, engine.sample_rate_hz)
     _report(result, out, as_json)
@@ -359,10 +374,11 @@ def voice_add(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _.")],
     prompt_audio: Annotated[Path, typer.Argument(help="Recording of the voice, 1 to 30 s.")],
     prompt_text: Annotated[str, typer.Option(help="What the recording says.")] = "",
-    consent: Annotated[bool, typer.Option(help="The speaker has agreed to the use of the voice.")] = False,
+    consent: Consent = False,
     model: Model = "mini",
 ) -> None:
     """Store a voice made from a recording."""
+    _check_consent(prompt_audio, consent)
     with _engine(model, "cpu", warm_up=False) as engine:
         made = engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
         engine.voices.add(made)

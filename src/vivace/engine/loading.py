@@ -64,7 +64,8 @@ def open_voices(
     paths, _ = find_paths(path, config, tokenizer)
     if frontend is None and paths.voices is not None and paths.tokenizer is not None:
         frontend = Frontend(paths.tokenizer, path, config, Limits())
-    return VoiceRegistry(folder or voices_folder(), _builtin_voices(path, paths, config, frontend))
+    builtin = _builtin_voices(path, paths, config, frontend)
+    return VoiceRegistry(folder or voices_folder(), builtin, default=config.default_voice)
 
 
 def _builtin_voices(
@@ -114,9 +115,7 @@ class Assets:
     @property
     def default_voice(self) -> Voice | None:
         """The model's own choice, or the first built-in voice."""
-        name, names = self.model.config.default_voice, self.voices.builtin_names
-        if name is None or name not in names:
-            name = names[0] if names else None
+        name = self.voices.default_name
         return None if name is None else self.voices.get(name)
 
     def find_voice(self, voice: str | Voice | None) -> Voice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,12 +12,14 @@ from starlette.responses import Response
 
 from vivace import __version__
 from vivace.server.answers import add_error_handlers, json_answer
+from vivace.server.consents import add_consent_routes
 from vivace.server.guard import Guard
 from vivace.server.health import add_health_routes
 from vivace.server.metrics import Metrics
 from vivace.server.models import add_model_routes
 from vivace.server.speech import add_speech_routes
 from vivace.server.voices import add_voice_routes
+from vivace.voice.consent import ConsentRegistry
 
 if TYPE_CHECKING:
     from vivace.config import ServerConfig
@@ -31,7 +34,10 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     add_error_handlers(app)
     add_speech_routes(app, service, config)
     add_model_routes(app, service, config)
-    add_voice_routes(app, service, config)
+    consents = ConsentRegistry(service.voices.folder)
+    app.state.uploads = asyncio.Semaphore(config.max_uploads)
+    add_consent_routes(app, consents, config)
+    add_voice_routes(app, service, config, consents)
     add_health_routes(app, service, config)
     if find_spec("vivace.server.websocket") is not None:
         import_module("vivace.server.websocket").add_websocket_routes(app, service, config)

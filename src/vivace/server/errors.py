@@ -27,6 +27,7 @@ _STATUS_OF_CODE = {
     "consent_required": 403,
     "builtin_voice": 403,
     "model_not_found": 404,
+    "consent_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,

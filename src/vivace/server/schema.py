@@ -101,3 +101,38 @@ VOICE_OPERATION: dict[str, Any] = {
     },
     "responses": {"200": {"description": "The voice"}, **ERRORS},
 }
+
+CONSENT_OPERATION: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["name", "language", "recording"],
+                    "properties": {
+                        "name": {"type": "string", "minLength": 1, "maxLength": 256},
+                        "language": {"type": "string", "pattern": "^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,4}$"},
+                        "recording": {"type": "string", "format": "binary"},
+                    },
+                }
+            }
+        },
+    },
+    "responses": {"200": {"description": "The consent"}, **ERRORS},
+}
+CONSENT_UPDATE_OPERATION: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 256}},
+                }
+            }
+        },
+    },
+    "responses": {"200": {"description": "The consent"}, **ERRORS},
+}

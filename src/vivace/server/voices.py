@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ from fastapi import Request
 from starlette.responses import Response
 
 from vivace.errors import InvalidTextError, InvalidVoiceError, VoiceExistsError, VoiceNotFoundError
-from vivace.server.answers import check_content_type, json_answer
+from vivace.server.answers import json_answer
+from vivace.server.consents import check_consent
 from vivace.server.errors import ServerError
 from vivace.server.json_body import missing
-from vivace.server.multipart import Form, parse_form
 from vivace.server.schema import VOICE_OPERATION
-from vivace.server.speech_call import consent_required
+from vivace.server.uploads import recording, upload_form
 from vivace.server.voice_names import OPENAI_VOICES
 from vivace.text.prompts import prepare_transcript
 from vivace.voice import VoiceEntry, check_voice_name
@@ -26,23 +27,25 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vivace.config import ServerConfig
+    from vivace.server.multipart import Form
     from vivace.server.service import SpeechService
+    from vivace.voice.consent import ConsentRegistry
 
-UPLOAD_WAIT_SECONDS = 10.0
 PAGE_SIZE = 1_000
-_NO = frozenset({"", "0", "false", "no", "off", "none", "null"})
 
 
-def add_voice_routes(app: FastAPI, service: SpeechService, config: ServerConfig) -> None:
+def add_voice_routes(
+    app: FastAPI, service: SpeechService, config: ServerConfig, consents: ConsentRegistry
+) -> None:
     """Adds the routes."""
-    uploads = asyncio.Semaphore(config.max_uploads)
 
     @app.get("/v1/audio/voices", response_class=Response)
     async def list_voices(request: Request) -> Response:
         """All voices that can be asked for; ``after`` gives the next page."""
         entries = await asyncio.to_thread(service.voices.list)
         after = request.query_params.get("after", "")
-        shown = [_document(entry) for entry in entries if entry.kind != "broken"]
+        default = service.voices.default_name
+        shown = [_document(entry, default) for entry in entries if entry.kind != "broken"]
         start = next((index + 1 for index, voice in enumerate(shown) if voice["id"] == after), 0)
         page = shown[start : start + PAGE_SIZE]
         names = [*(voice["id"] for voice in page), *(OPENAI_VOICES if not start else ())]
@@ -58,17 +61,8 @@ def add_voice_routes(app: FastAPI, service: SpeechService, config: ServerConfig)
     @app.post("/v1/audio/voices", openapi_extra=VOICE_OPERATION, response_class=Response)
     async def add_voice(request: Request) -> Response:
         """A voice from a recording of 1 to 30 s, its text, and the consent of its speaker."""
-        content_type = check_content_type(request, "multipart/form-data")
-        try:
-            async with asyncio.timeout(UPLOAD_WAIT_SECONDS):
-                await uploads.acquire()
-        except TimeoutError:
-            raise ServerError("Too many uploads at once.", code="overloaded", retry_after_s=5.0) from None
-        try:
-            form = await asyncio.to_thread(parse_form, await request.body(), content_type)
-            return json_answer(await _make(service, config, form))
-        finally:
-            uploads.release()
+        async with upload_form(request) as form:
+            return json_answer(await _make(service, config, consents, form))
 
     @app.delete("/v1/audio/voices/{name:path}", response_class=Response)
     async def remove_voice(name: str) -> Response:
@@ -77,28 +71,23 @@ def add_voice_routes(app: FastAPI, service: SpeechService, config: ServerConfig)
         return json_answer({"id": name, "object": "audio.voice.deleted", "deleted": True})
 
 
-async def _make(service: SpeechService, config: ServerConfig, form: Form) -> dict[str, Any]:
+async def _make(
+    service: SpeechService, config: ServerConfig, consents: ConsentRegistry, form: Form
+) -> dict[str, Any]:
     name = form.text("name")
     if name is None:
         raise missing("name")
     name = check_voice_name(name)
     if form.text("type") not in (None, "audio_sample"):
         raise ServerError("Voices are made from recordings only.", code="unsupported_value", param="type")
-    if (form.text("consent") or "").strip().lower() in _NO:
-        raise consent_required("consent")
-    audio = form.data("audio_sample", "file", "prompt_audio")
-    if audio is None:
-        raise missing("audio_sample")
-    if len(audio) > config.upload_bytes:
-        raise ServerError(
-            f"The recording is larger than {config.upload_bytes} bytes.",
-            code="payload_too_large",
-            param="audio_sample",
-        )
+    consent_id = await asyncio.to_thread(check_consent, consents, form.text("consent"))
+    audio = recording(form, config, "audio_sample", "file", "prompt_audio")
     await asyncio.to_thread(_check_free, service, name)
     text = form.text("ref_text", "prompt_text", "transcript") or ""
     await asyncio.to_thread(_check_transcript, text)
     voice = await service.make_voice(audio, text, name=name, consent=True)
+    if consent_id is not None:
+        voice = replace(voice, meta={**voice.meta, "consent_id": consent_id})
     await asyncio.to_thread(service.voices.add, voice)
     return {
         "id": name,
@@ -131,7 +120,7 @@ def _check_transcript(text: str) -> None:
         raise InvalidTextError(error.message, code=error.code, param="prompt_text") from None
 
 
-def _document(entry: VoiceEntry) -> dict[str, Any]:
+def _document(entry: VoiceEntry, default: str | None) -> dict[str, Any]:
     try:
         created = int(datetime.fromisoformat(entry.created).timestamp())
     except ValueError:
@@ -141,6 +130,7 @@ def _document(entry: VoiceEntry) -> dict[str, Any]:
         "object": "audio.voice",
         "name": entry.name,
         "kind": entry.kind,
+        "default": entry.name == default,
         "created_at": created,
         "seconds": round(entry.seconds, 2),
     }

@@ -91,7 +91,7 @@ def save_voice(voice: Voice, path: Path) -> None:
     Raises:
         VivaceError: ``storage_full`` or another failure to write.
     """
-    with _temporary_file(path, to_bytes(voice)) as temporary:
+    with temporary_file(path, to_bytes(voice)) as temporary:
         os.replace(temporary, path)
     sync_folder(path.parent)
 
@@ -103,7 +103,7 @@ def create_voice_file(voice: Voice, path: Path) -> None:
         VoiceExistsError: the file exists.
         VivaceError: ``storage_full`` or another failure to write.
     """
-    with _temporary_file(path, to_bytes(voice)) as temporary:
+    with temporary_file(path, to_bytes(voice)) as temporary:
         try:
             try:
                 os.link(temporary, path)
@@ -152,8 +152,12 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """``data``, safely on disk, in a file next to ``target`` that is gone afterwards unless it was moved."""
+def temporary_file(target: Path, data: bytes) -> Iterator[Path]:
+    """``data``, safely on disk, in a file next to ``target`` that is gone afterwards unless it was moved.
+
+    Raises:
+        VivaceError: ``storage_full`` or another failure to write, also within the block.
+    """
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         descriptor = os.open(
@@ -166,7 +170,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         raise VivaceError(
-            f"The voice could not be written ({error.strerror}). Check the folder's space and rights.",
+            f"The file could not be written ({error.strerror}). Check the folder's space and rights.",
             code="storage_full",
         ) from error
     finally:

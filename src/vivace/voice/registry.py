@@ -67,12 +67,22 @@ class VoiceRegistry:
         folder: where stored voices live; created with the first voice, readable by its owner only.
         builtin: names that can be neither replaced nor removed.
         max_voices: how many may be stored.
+        default: the built-in voice that speaks where none is asked for; the first one unless given.
+
+    Attributes:
+        folder: as given.
     """
 
     def __init__(
-        self, folder: Path, builtin: Mapping[str, Voice] | None = None, *, max_voices: int = 10_000
+        self,
+        folder: Path,
+        builtin: Mapping[str, Voice] | None = None,
+        *,
+        max_voices: int = 10_000,
+        default: str | None = None,
     ) -> None:
-        self._folder = folder
+        self.folder = self._folder = folder
+        self._default = default
         self._builtin = {check_voice_name(name): voice for name, voice in (builtin or {}).items()}
         self._max_voices = max_voices
         self._cache: dict[str, tuple[tuple[int, ...], Voice]] = {}
@@ -84,6 +94,12 @@ class VoiceRegistry:
     def builtin_names(self) -> tuple[str, ...]:
         """Names of the model's own voices, in order; costs nothing, unlike ``list``, which reads every file."""
         return tuple(sorted(self._builtin))
+
+    @property
+    def default_name(self) -> str | None:
+        """The built-in voice that speaks where none is asked for; None without built-in voices."""
+        names = self.builtin_names
+        return self._default if self._default in names else next(iter(names), None)
 
     def names(self) -> list[str]:
         """Names of all voices, built-in ones first, each kind in order; reads the folder, but no file."""

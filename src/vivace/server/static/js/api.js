@@ -75,12 +75,17 @@ export async function listModels() {
   return (body.data ?? []).map((model) => model.id);
 }
 
-/** Voices as { name, stored }. */
+/** Voices as { name, stored, isDefault }. */
 export async function listVoices() {
   const found = [];
   for (let after = "", more = true; more; after = found.at(-1)?.name) {
     const body = await (await call(`v1/audio/voices?after=${encodeURIComponent(after)}`)).json();
-    found.push(...body.data.map(({ id, kind }) => ({ name: id, stored: kind === "stored" })));
+    const voices = body.data.map((voice) => ({
+      name: voice.id,
+      stored: voice.kind === "stored",
+      isDefault: voice.default === true,
+    }));
+    found.push(...voices);
     more = body.has_more === true && body.data.length > 0;
   }
   return found;

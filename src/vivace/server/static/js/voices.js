@@ -26,7 +26,9 @@ export class Voices {
 
   async load(choose = this.chosen) {
     this.list = await listVoices();
-    this.choose(this.list.some(({ name }) => name === choose) ? choose : this.list[0]?.name);
+    const [first] = this.list;
+    const usual = this.list.find(({ isDefault }) => isDefault) ?? first;
+    this.choose(this.list.some(({ name }) => name === choose) ? choose : usual?.name);
     this.show();
   }
 
