@@ -37,6 +37,7 @@ from vivace.checkpoint.yaml_config import parse_official_config
 from vivace.checkpoint.yaml_writer import write_qwen_config, write_yaml
 from vivace.config import ModelConfig
 from vivace.doctor import examine_folder
+from vivace.engine.device_stages import DeviceStages
 from vivace.errors import InvalidTextError, InvalidVoiceError, ModelFolderError
 from vivace.models.kinds import make_flow, make_lm, make_vocoder
 from vivace.random_checkpoint import full_config, tiny_config, write_random_checkpoint
@@ -449,3 +450,14 @@ def test_engine_and_server_know_no_generation():
             r"generation (==|!=|<|>|in )|cosyvoice[23]?\.yaml|ConformerLM|UNetFlow", path.read_text()
         )
         assert found is None or path.name == "floors.py", f"{path.name}: {found}"
+
+
+def test_stages_of_a_device_sound_the_same(random_folders, generation, engine, tmp_path):
+    """Speech LM and flow of CosyVoice 2 on pages; what has no such way takes the plain one."""
+    with quiet_engine(random_folders[generation], voices=tmp_path, **OPTIONS) as paged:
+        paged._stages.use(DeviceStages.build(paged._assets.model, paged._assets.limits, max_rows=2))
+        for options in ({}, {"stream": False}, {"speed": 1.3}):
+            request = SynthesisRequest("A fox sang in the rain.", **options)
+            want, got = audio(engine, request), audio(paged, request)
+            assert want.shape == got.shape
+            np.testing.assert_allclose(got, want, atol=1e-4)

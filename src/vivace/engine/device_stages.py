@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_device import LMDevice
+from vivace.engine.vocoder_runner import VocoderSession
 from vivace.errors import OverloadedError
 from vivace.layers.stretch import MelStretch
+from vivace.models.device_kinds import AnyDeviceFlow, make_device_flow
 from vivace.models.flow import FlowModel
-from vivace.models.flow_device import DeviceFlow
 from vivace.models.flow_paged import MelHandle, PagedStream
 from vivace.models.hift import CausalHiFT
 from vivace.models.hift_device import DeviceVocoder, PendingSamples, is_supported
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from vivace.checkpoint import Model
     from vivace.config import Limits
     from vivace.datatypes import Samples
+    from vivace.models.kinds import AnyVocoder
     from vivace.voice import Voice
 
 MAX_ROWS = 64
@@ -48,7 +51,7 @@ class DeviceFlowRunner:
         kept_bytes: memory for prompts that stay; the least recently used one goes first, the newest stays.
     """
 
-    def __init__(self, flow: DeviceFlow, num_channels: int, *, kept_bytes: int = 8 * 1024**3) -> None:
+    def __init__(self, flow: AnyDeviceFlow, num_channels: int, *, kept_bytes: int = 8 * 1024**3) -> None:
         self._flow = flow
         self._channels = num_channels
         self._kept_bytes = kept_bytes
@@ -140,50 +143,61 @@ class DeviceVocoderSession:
 
 @dataclass(slots=True)
 class DeviceStages:
-    """What one engine runs its stages with on a CUDA device."""
+    """What one engine runs its stages with on a CUDA device.
 
-    lm: LMDevice
-    flow: DeviceFlowRunner
-    vocoder: DeviceVocoder
+    Attributes:
+        lm, vocoder: None where the model's kind has the plain way only.
+        flow: with a runner of its own kind.
+    """
+
+    lm: LMDevice | None
+    flow: DeviceFlowRunner | FlowRunner
+    vocoder: DeviceVocoder | None
+    plain_vocoder: AnyVocoder
 
     @classmethod
     def open(cls, model: Model, limits: Limits) -> DeviceStages | None:
         """The fast way for ``model``, or None where the device or the model's kind has none; says so once."""
         if model.device.type != "cuda":
             return None
-        fits = isinstance(model.lm, SpeechLM) and isinstance(model.vocoder, CausalHiFT)
-        if not fits or not isinstance(model.flow, FlowModel) or not is_supported(model.device):
+        if not is_supported(model.device):
             _log.warning(
-                "this model or GPU has no fast kernels here: every stage takes the plain way, which is slower"
+                "this GPU has no fast kernels here: every stage takes the plain way, which is slower"
             )
             return None
         stages = cls.build(model, limits)
-        model.flow.to("cpu")  # the device holds packed copies
+        if isinstance(model.flow, FlowModel):
+            model.flow.to("cpu")  # the device holds packed copies
         return stages
 
     @classmethod
     def build(cls, model: Model, limits: Limits, max_rows: int = MAX_ROWS) -> DeviceStages:
         """The same stages for any device, with plain kernels where it has no others."""
-        assert isinstance(model.lm, SpeechLM)
-        assert isinstance(model.flow, FlowModel)
-        assert isinstance(model.vocoder, CausalHiFT)
-        lm = _open_lm(model.lm, limits.stream_frames // model.flow.config.token_mel_ratio, max_rows)
-        flow = DeviceFlow(model.flow)
-        vocoder = DeviceVocoder(model.vocoder, slots=max_rows)
-        return cls(lm, DeviceFlowRunner(flow, model.flow.config.output_size), vocoder)
+        config, lm, vocoder = model.config, None, None
+        if isinstance(model.lm, SpeechLM):
+            lm = _open_lm(model.lm, config.flow.num_tokens(limits.stream_frames), max_rows)
+        if isinstance(model.vocoder, CausalHiFT):
+            vocoder = DeviceVocoder(model.vocoder, slots=max_rows)
+        paged = make_device_flow(model.flow)
+        flow = FlowRunner(model.flow) if paged is None else DeviceFlowRunner(paged, config.flow.output_size)
+        return cls(lm, flow, vocoder, model.vocoder)
 
     def warm_up(self) -> None:
         """Compiles kernels and captures the graphs of a single stream."""
-        self.lm.warm_up(1)
-        self.flow.warm_up()
-        self.vocoder.warm_up()
+        for stage in (self.flow, self.vocoder):
+            if stage is not None and not isinstance(stage, FlowRunner):
+                stage.warm_up()
+        if self.lm is not None:
+            self.lm.warm_up(1)
 
-    def open_vocoder(self, speed: float) -> DeviceVocoderSession:
+    def open_vocoder(self, speed: float) -> DeviceVocoderSession | VocoderSession:
         """The audio side of a new request.
 
         Raises:
             OverloadedError: as many utterances as the device has slots for are being spoken.
         """
+        if self.vocoder is None:
+            return VocoderSession(self.plain_vocoder, speed)
         try:
             return DeviceVocoderSession(self.vocoder, speed)
         except RuntimeError:

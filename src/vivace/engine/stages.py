@@ -244,8 +244,9 @@ class Stages:
             sequence = PlainSequence(lm, entry.prefix, entry.text_tokens, entry.prompt_speech)
         most_tokens = model.config.flow.num_tokens(self._limits.stream_frames)
         open_session: Any = partial(LMSession, lm)
-        if self._device is not None and self._device.lm.serves(live.sampling):
-            open_session = self._device.lm.open
+        device_lm = None if self._device is None else self._device.lm
+        if device_lm is not None and device_lm.serves(live.sampling):
+            open_session = device_lm.open
         session: LMSession | DeviceLMSession = open_session(
             sequence,
             live.sampling,
