@@ -49,9 +49,17 @@ def default_tile(op: Conv, precision: str) -> Tile:
     if precision == "ieee":
         return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16)
     k = min(64, max(16, triton.next_power_of_2(op.channels_in)))
-    if op.rows.rate == 1 and op.channels_out <= 512:
+    # Programs of a launch for a second of audio: a GPU wants about a hundred at least.
+    programs = triton.cdiv(op.rows.most(50), 64) * triton.cdiv(op.channels_out, 32)
+    if programs < 32:
         return Tile(16, 32, k)
-    return Tile(64, 16 if op.channels_in >= 256 else 32, k, stages=4)
+    if precision == "tf32x3":
+        return Tile(
+            64 if op.rows.rate > 1 else 16, 64 if op.channels_out % 64 == 0 else 32, min(k, 32), stages=4
+        )
+    if programs < 100:
+        return Tile(64, 16, k, stages=4)
+    return Tile(64, 32, k, stages=4 if op.channels_in > 64 else 3)
 
 
 def conv(

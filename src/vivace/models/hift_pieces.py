@@ -88,9 +88,8 @@ class PieceRunner:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, capture_error_mode="thread_local"
-        ):  # other threads use the device meanwhile
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.launch(frames, rows)
         self.graphs[frames, rows] = graph
 
