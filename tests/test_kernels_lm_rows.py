@@ -192,27 +192,6 @@ def test_norm_linear(gated, rows):
     close(kernels.norm_linear(x, gain, weight, gated=gated), expected)
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [2, 19])
-def test_dot(gated, rows):
-    kernels, plain, _ = make_ops(make_state())
-    x, weight = random(rows, 300, seed=18), random(2 * 19, 300, seed=20) / 8
-    expected = x @ weight.t()
-    if gated:
-        expected = plain.silu_mul(expected)
-    close(kernels.dot(x, weight, gated=gated), expected)
-
-
-def test_dot_in_parts_is_added_by_the_norm():
-    kernels, plain, _ = make_ops(make_state())
-    x, weight, residual = random(3, 500, seed=21), random(40, 500, seed=22) / 8, random(3, 40, seed=23)
-    mine, gain = residual.clone(), random(40, seed=24)
-    parts = kernels.dot(x, weight, parts=3)
-    assert parts.shape == (3, 3, 40)
-    close(kernels.add_norm(mine, parts, gain), plain.add_norm(residual, x @ weight.t(), gain))
-    close(mine, residual)
-
-
 @pytest.mark.parametrize("rows", [1, 4])
 def test_linear_add(rows):
     kernels, _, _ = make_ops(make_state())

@@ -9,15 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
-from vivace.kernels import lm_rows, sampling
+from vivace.kernels import lm_linear, lm_prompt, lm_rows, sampling
 from vivace.kernels.row_state import RING, RowState
 
 TOP = 32
 """Largest ``top_k`` that the sampling kernels serve."""
-DOT_COLUMNS = 16
-"""Rows of the weight that one program of the matrix-unit kernel takes."""
-MOST_ROWS = 1
-"""Rows that one program of the matrix-vector kernels takes; more rows are a multiple of it."""
 
 
 class KernelOps:
@@ -65,7 +61,7 @@ class KernelOps:
     def begin(self, commands: Tensor, slots: Tensor) -> None:
         """Takes over what the host asks of each row."""
         s = self._state
-        lm_rows.begin_kernel[(slots.shape[0],)](
+        lm_prompt.begin_kernel[(slots.shape[0],)](
             commands, slots, s.remaining, s.kind, s.min_place, s.out_count, num_warps=1
         )
 
@@ -73,7 +69,7 @@ class KernelOps:
         """Writes what the rows made into ``results [depth, rows, 2 + out_capacity]``."""
         s, (depth, rows, _) = self._state, results.shape
         capacity = s.out.shape[1]
-        lm_rows.report_kernel[(slots.shape[0],)](
+        lm_prompt.report_kernel[(slots.shape[0],)](
             slots,
             s.stop,
             s.out,
@@ -98,20 +94,18 @@ class KernelOps:
         return x
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """``x += delta``; the norm of it in the weights' dtype. ``delta [rows, hidden]`` or in parts before that."""
+        """``x += delta``; the norm of it in the weights' dtype."""
         rows, hidden = x.shape
         out = torch.empty(rows, hidden, dtype=weight.dtype, device=x.device)
-        parts = 0 if delta is None else delta.numel() // x.numel()
         lm_rows.add_norm_kernel[(rows,)](
             x,
             x if delta is None else delta,
             weight,
             out,
             self._eps,
-            rows * hidden,
             H=hidden,
             BLOCK=triton.next_power_of_2(hidden),
-            PARTS=parts,
+            ADD=delta is not None,
             num_warps=4,
             **self._pdl,
         )
@@ -167,7 +161,7 @@ class KernelOps:
             BLOCK_T=64 if splits >= 8 else 128,
             SPLITS=splits,
             num_warps=4,
-            num_stages=2,
+            num_stages=3 if rows == 1 else 2,
             **self._pdl,
         )
         return out, meta
@@ -201,9 +195,8 @@ class KernelOps:
         rows, width = x.shape
         count = weight.shape[0] // (2 if gated else 1)
         out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
-        block = 8
-        tile = min(rows, MOST_ROWS)
-        lm_rows.norm_linear_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
+        block = 8 if gated or count > 4096 else 4
+        lm_linear.norm_linear_kernel[(triton.cdiv(count, block), rows)](
             x,
             gain,
             weight,
@@ -211,11 +204,10 @@ class KernelOps:
             count,
             width,
             self._eps,
-            ROWS=tile,
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
             GATED=gated,
-            num_warps=2,
+            num_warps=4,
             **self._pdl,
         )
         return out
@@ -223,10 +215,8 @@ class KernelOps:
     def linear_add(self, x: Tensor, meta: Tensor | None, weight: Tensor, residual: Tensor) -> None:
         """``residual += x @ weight.T`` of few rows; with ``meta`` ``x`` are the attention's parts."""
         count, width = weight.shape
-        block = 8
-        rows = residual.shape[0]
-        tile = min(rows, MOST_ROWS)
-        lm_rows.linear_add_kernel[(triton.cdiv(count, block), triton.cdiv(rows, tile))](
+        block = 4
+        lm_linear.linear_add_kernel[(triton.cdiv(count, block), residual.shape[0])](
             x,
             x if meta is None else meta,
             weight,
@@ -236,47 +226,11 @@ class KernelOps:
             HEADS=self._heads,
             D=self._head_dim,
             SPLITS=0 if meta is None else x.shape[1],
-            ROWS=tile,
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
-            num_warps=4 if meta is None and width <= 2048 else 8,
+            num_warps=8 if width > 2048 else 4,
             **self._pdl,
         )
-
-    def dot(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        gated: bool = False,
-        parts: int = 1,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """``x @ weight.T`` of a few rows; with ``parts`` float32 ``[parts, rows, n]``, whose sum it is."""
-        rows, width = x.shape
-        count = weight.shape[0] // (2 if gated else 1)
-        shape = (rows, count) if parts == 1 else (parts, rows, count)
-        kind = (dtype or weight.dtype) if parts == 1 else torch.float32
-        out = torch.empty(shape, dtype=kind, device=x.device)
-        tile = min(max(16, triton.next_power_of_2(rows)), 64)
-        block_k = 128
-        lm_rows.dot_kernel[(triton.cdiv(count, DOT_COLUMNS), triton.cdiv(rows, tile), parts)](
-            x,
-            weight,
-            out,
-            rows,
-            count,
-            width,
-            M=tile,
-            BLOCK_N=DOT_COLUMNS,
-            BLOCK_K=block_k,
-            STEPS=triton.cdiv(triton.cdiv(width, block_k), parts),
-            GATED=gated,
-            num_warps=4,
-            num_stages=4,
-            **self._pdl,
-        )
-        return out
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Draws one token per row (``logits`` float32 ``[rows, >= vocab]``) and moves the rows on."""
@@ -340,7 +294,7 @@ class KernelOps:
     def prompt_begin(self, header: Tensor, slots: Tensor) -> None:
         """Takes over the state of the row whose prompt comes."""
         s = self._state
-        lm_rows.prompt_begin_kernel[(1,)](
+        lm_prompt.prompt_begin_kernel[(1,)](
             header,
             self._place,
             slots,
@@ -368,7 +322,7 @@ class KernelOps:
         """Rows of the text table, or of the speech table for ids from its size on; float32."""
         hidden = text.shape[1]
         x = torch.empty(ids.shape[0], hidden, dtype=torch.float32, device=text.device)
-        lm_rows.embed_prompt_kernel[(ids.shape[0],)](
+        lm_prompt.embed_prompt_kernel[(ids.shape[0],)](
             text, speech, ids, x, text.shape[0], H=hidden, BLOCK=triton.next_power_of_2(hidden), num_warps=4
         )
         return x
@@ -380,7 +334,7 @@ class KernelOps:
         out = torch.zeros(count, width, dtype=qkv.dtype, device=qkv.device)
         length, plane, stride = self._state.length, pool.stride(0), self._table.stride(0)
         sizes = {"HEADS": self._heads, "KV_HEADS": self._kv_heads, "D": self._head_dim, "PAGE": pool.shape[3]}
-        lm_rows.prompt_write_kernel[(count,)](
+        lm_prompt.prompt_write_kernel[(count,)](
             qkv,
             bias,
             self._cos,
@@ -397,7 +351,7 @@ class KernelOps:
             **sizes,
         )
         block = 32
-        lm_rows.prompt_attend_kernel[(triton.cdiv(count, block), self._heads)](
+        lm_prompt.prompt_attend_kernel[(triton.cdiv(count, block), self._heads)](
             queries,
             pool,
             self._table,
@@ -417,5 +371,5 @@ class KernelOps:
 
     def prompt_end(self, x: Tensor) -> Tensor:
         """Counts the prompt's positions; the stream ``[1, hidden]`` at the last of them."""
-        lm_rows.prompt_end_kernel[(1,)](self._place, self._state.length, num_warps=1)
+        lm_prompt.prompt_end_kernel[(1,)](self._place, self._state.length, num_warps=1)
         return x.index_select(0, (self._place[1:] - 1).clamp(min=0).long())

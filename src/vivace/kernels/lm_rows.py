@@ -9,7 +9,7 @@ The residual stream is float32 whatever the weights' dtype: its rounding would o
 ``PDL`` (Hopper and later): a kernel starts while the one before still runs, loads its weights, and only then waits for
 the other's results.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, N803
+# ruff: noqa: ANN001, ANN201, N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -45,21 +45,9 @@ def embed_kernel(table, token, slots, x, H: tl.constexpr, BLOCK: tl.constexpr, P
 
 @triton.jit
 def add_norm_kernel(
-    x,
-    delta,
-    weight,
-    out,
-    eps,
-    part_stride,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    PDL: tl.constexpr,
+    x, delta, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr
 ):
-    """``x += delta`` (float32, in place); ``out = x / sqrt(mean(x²) + eps) * weight``; grid ``(rows,)``.
-
-    ``delta`` comes in ``PARTS`` (0: there is none) that are added in order.
-    """
+    """``x += delta`` (float32, in place); ``out = x / sqrt(mean(x²) + eps) * weight``; grid ``(rows,)``."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     gain = tl.load(weight + k, k < H, other=0.0).to(tl.float32)
@@ -67,9 +55,8 @@ def add_norm_kernel(
         gdc_launch_dependents()
         gdc_wait()
     value = tl.load(x + row * H + k, k < H, other=0.0)
-    for part in tl.static_range(PARTS):
-        value += tl.load(delta + part * part_stride + row * H + k, k < H, other=0.0).to(tl.float32)
-    if PARTS > 0:
+    if ADD:
+        value += tl.load(delta + row * H + k, k < H, other=0.0).to(tl.float32)
         tl.store(x + row * H + k, value, k < H)
     scale = tl.rsqrt(tl.sum(value * value, 0) / H + eps)
     tl.store(out + row * H + k, (value * scale * gain).to(out.dtype.element_ty), k < H)
@@ -89,7 +76,7 @@ def silu_mul_kernel(x, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 
 @triton.jit
-def _turned(qkv, bias, column, cos, sin, HALF: tl.constexpr):
+def turned(qkv, bias, column, cos, sin, HALF: tl.constexpr):
     """Two halves of heads whose first columns are ``column [n, 1]`` (or ``[1]``), with bias, turned by the angles."""
     h = tl.arange(0, HALF)
     if len(column.shape) == 2:
@@ -150,12 +137,12 @@ def attend_kernel(
 
     g = tl.arange(0, GROUP_PAD)
     head = kv_head * GROUP + tl.minimum(g, GROUP - 1)
-    q1, q2 = _turned(mine, bias, (head * D)[:, None], cosine[None, :], sine[None, :], HALF)
+    q1, q2 = turned(mine, bias, (head * D)[:, None], cosine[None, :], sine[None, :], HALF)
     kind = pool.dtype.element_ty
     q = tl.reshape(tl.permute(tl.join(q1, q2), (0, 2, 1)), (GROUP_PAD, D)).to(kind)
     d = tl.arange(0, D)
     key_column = (HEADS + kv_head) * D + tl.zeros((1,), tl.int32)
-    k1, k2 = _turned(mine, bias, key_column, cosine, sine, HALF)
+    k1, k2 = turned(mine, bias, key_column, cosine, sine, HALF)
     value_column = (HEADS + KV_HEADS + kv_head) * D + d
     v_new = tl.load(mine + value_column).to(tl.float32) + tl.load(bias + value_column).to(tl.float32)
     k1, k2, v_new = k1.to(kind), k2.to(kind), v_new.to(kind)
@@ -166,7 +153,7 @@ def attend_kernel(
         tl.store(here + HALF + h, k2, live)
         tl.store(here + plane + d, v_new, live)
 
-    in_log2 = scale * _LOG2E
+    in_log2 = scale * LOG2E
     q1, q2 = q1.to(kind).to(tl.float32), q2.to(kind).to(tl.float32)
     own = tl.sum(q1 * k1.to(tl.float32)[None, :] + q2 * k2.to(tl.float32)[None, :], 1) * in_log2
     most = tl.where(split == 0, own, -float("inf"))
@@ -202,7 +189,7 @@ def attend_kernel(
 
 
 @triton.jit
-def _combined(part, meta, row, k, ok, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
+def combined(part, meta, row, k, ok, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
     """Columns ``k`` of the attention's result, float32, from the parts that ``attend_kernel`` left."""
     first = row.to(tl.int64) * SPLITS * HEADS
     most = tl.full(k.shape, -float("inf"), tl.float32)
@@ -235,354 +222,5 @@ def combine_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    joined = _combined(part, meta, row, k, k < HEADS * D, HEADS, D, SPLITS)
+    joined = combined(part, meta, row, k, k < HEADS * D, HEADS, D, SPLITS)
     tl.store(out + row.to(tl.int64) * HEADS * D + k, joined.to(out.dtype.element_ty), k < HEADS * D)
-
-
-@triton.jit
-def norm_linear_kernel(
-    x,
-    gain,
-    weight,
-    out,
-    N,
-    K,
-    eps,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``out = norm(x) @ weight.T`` for few rows, the norm computed anew by each program.
-
-    Grid ``(cdiv(N, BLOCK_N), rows / ROWS)``; ``x`` float32 ``[rows, K]``, ``weight [N, K]``. ``GATED``: the weight
-    ``[2 N, K]`` holds gate and up, and ``out`` is ``silu(gate) * up``. The whole width of a weight row is in flight at
-    once: at one row nothing else matters.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    inside = (n < N)[:, None] & (k < K)[None, :]
-    at = n.to(tl.int64)[:, None] * K + k[None, :]
-    tile = tl.load(weight + at, inside, other=0.0)
-    if GATED:
-        up_tile = tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0)
-    g = tl.load(gain + k, k < K, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    first = tl.program_id(1) * ROWS
-    for index in tl.static_range(ROWS):
-        row = first + index
-        value = tl.load(x + row * K + k, k < K, other=0.0)
-        scale = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
-        value = value * g * scale
-        acc = tl.sum(tile.to(tl.float32) * value[None, :], 1)
-        if GATED:
-            acc = acc * tl.sigmoid(acc) * tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
-        tl.store(out + row * N + n, acc.to(out.dtype.element_ty), n < N)
-
-
-@triton.jit
-def linear_add_kernel(
-    x,
-    meta,
-    weight,
-    residual,
-    N,
-    K,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``residual += x @ weight.T`` for few rows; grid ``(cdiv(N, BLOCK_N), rows / ROWS)``.
-
-    ``weight [N, K]``, ``residual`` float32 ``[rows, N]``. ``SPLITS`` 0: ``x [rows, K]``. Otherwise ``x`` and ``meta``
-    are the parts that ``attend_kernel`` left, joined here by each program.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    inside = (n < N)[:, None] & (k < K)[None, :]
-    tile = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], inside, other=0.0)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    first = tl.program_id(1) * ROWS
-    for index in tl.static_range(ROWS):
-        row = first + index
-        if SPLITS > 0:
-            value = _combined(x, meta, row, k, k < K, HEADS, D, SPLITS)
-        else:
-            value = tl.load(x + row * K + k, k < K, other=0.0).to(tl.float32)
-        value = tl.where(k < K, value, 0.0)
-        acc = tl.sum(tile.to(tl.float32) * value[None, :], 1)
-        old = tl.load(residual + row * N + n, n < N, other=0.0)
-        tl.store(residual + row * N + n, old + acc, n < N)
-
-
-@triton.jit
-def dot_kernel(
-    x,
-    weight,
-    out,
-    rows,
-    N,
-    K,
-    M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STEPS: tl.constexpr,
-    GATED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``out[part] = x @ weight.T`` over one part of the columns, on the matrix units.
-
-    ``x [rows, K]``, ``weight [N, K]``, ``out [parts, rows, N]``; a part is ``STEPS * BLOCK_K`` columns. Grid
-    ``(cdiv(N, BLOCK_N), cdiv(rows, M), parts)``. ``GATED``: the weight ``[2 N, K]`` holds gate and up, ``out`` is
-    ``silu(gate) * up``, and there is one part.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * M + tl.arange(0, M)
-    first = tl.program_id(2) * STEPS * BLOCK_K
-    acc = tl.zeros((M, BLOCK_N), tl.float32)
-    up = tl.zeros((M, BLOCK_N), tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    for step in tl.range(0, STEPS):
-        k = first + step * BLOCK_K + tl.arange(0, BLOCK_K)
-        value = tl.load(x + m[:, None] * K + k[None, :], (m < rows)[:, None] & (k < K)[None, :], other=0.0)
-        at = n.to(tl.int64)[None, :] * K + k[:, None]
-        inside = (n < N)[None, :] & (k < K)[:, None]
-        acc += tl.dot(value, tl.load(weight + at, inside, other=0.0), input_precision="ieee")
-        if GATED:
-            tile = tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0)
-            up += tl.dot(value, tile, input_precision="ieee")
-    if GATED:
-        acc = acc * tl.sigmoid(acc) * up
-    to = out + (tl.program_id(2).to(tl.int64) * rows + m)[:, None] * N + n[None, :]
-    tl.store(to, acc.to(out.dtype.element_ty), (m < rows)[:, None] & (n < N)[None, :])
-
-
-@triton.jit
-def embed_prompt_kernel(text, speech, ids, x, TEXT_ROWS, H: tl.constexpr, BLOCK: tl.constexpr):
-    """``x[i]``, float32, is the text row ``ids[i]``, or from ``TEXT_ROWS`` on a speech row; grid ``(positions,)``."""
-    row = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BLOCK)
-    at = tl.load(ids + row).to(tl.int64)
-    if at < TEXT_ROWS:
-        value = tl.load(text + at * H + k, k < H).to(tl.float32)
-    else:
-        value = tl.load(speech + (at - TEXT_ROWS) * H + k, k < H).to(tl.float32)
-    tl.store(x + row * H + k, value, k < H)
-
-
-@triton.jit
-def prompt_write_kernel(
-    qkv,
-    bias,
-    cos,
-    sin,
-    pool,
-    table,
-    place,
-    length,
-    queries,
-    plane,
-    table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    HEADS_PAD: tl.constexpr,
-):
-    """Bias and rotary positions of many new positions of one row, whose keys and values enter the pool.
-
-    ``place`` int32 ``[2]``: row slot and number of positions; those from there on are padding. Grid ``(positions,)``.
-    """
-    i = tl.program_id(0)
-    HALF: tl.constexpr = D // 2
-    slot = tl.load(place).to(tl.int64)
-    ok = i < tl.load(place + 1)
-    at = tl.load(length + slot) + tl.where(ok, i, 0)
-    h = tl.arange(0, HALF)
-    cosine = tl.load(cos + at * HALF + h)
-    sine = tl.load(sin + at * HALF + h)
-    mine = qkv + i.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
-    head = tl.arange(0, HEADS_PAD)
-    turning = tl.minimum(head, HEADS + KV_HEADS - 1)
-    first, second = _turned(mine, bias, (turning * D)[:, None], cosine[None, :], sine[None, :], HALF)
-    to_query = queries + i.to(tl.int64) * HEADS * D + (head * D)[:, None] + h[None, :]
-    tl.store(to_query, first.to(queries.dtype.element_ty), (head < HEADS)[:, None])
-    tl.store(to_query + HALF, second.to(queries.dtype.element_ty), (head < HEADS)[:, None])
-
-    page = tl.load(table + slot * table_stride + at // PAGE, ok, other=0).to(tl.int64)
-    kv_head = head - HEADS
-    is_key = ok & (kv_head >= 0) & (kv_head < KV_HEADS)
-    to_key = pool + ((page * KV_HEADS + kv_head) * PAGE + at % PAGE)[:, None] * D + h[None, :]
-    kind = pool.dtype.element_ty
-    tl.store(to_key, first.to(kind), is_key[:, None])
-    tl.store(to_key + HALF, second.to(kind), is_key[:, None])
-    d = tl.arange(0, D)
-    column = (HEADS + KV_HEADS) * D + tl.arange(0, 16)[:, None] * D + d[None, :]
-    own = tl.arange(0, 16)
-    valid = (own < KV_HEADS)[:, None] & ok
-    value = tl.load(mine + column, valid, other=0.0).to(tl.float32)
-    value += tl.load(bias + column, valid, other=0.0).to(tl.float32)
-    to_value = pool + plane + ((page * KV_HEADS + own) * PAGE + at % PAGE)[:, None] * D + d[None, :]
-    tl.store(to_value, value.to(kind), valid)
-
-
-@triton.jit
-def prompt_attend_kernel(
-    queries,
-    pool,
-    table,
-    place,
-    length,
-    out,
-    plane,
-    table_stride,
-    scale,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    """Causal attention of many new positions of one row to its past and to themselves, all of them in the pool.
-
-    ``queries``, ``out [positions, HEADS, D]``; grid ``(cdiv(positions, BLOCK_M), HEADS)``.
-    """
-    head = tl.program_id(1)
-    slot = tl.load(place).to(tl.int64)
-    count = tl.load(place + 1)
-    past = tl.load(length + slot)
-    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = tl.arange(0, D)
-    at = (i.to(tl.int64)[:, None] * HEADS + head) * D + d[None, :]
-    q = tl.load(queries + at, (i < count)[:, None], other=0.0)
-    in_log2 = scale * _LOG2E
-    most = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, D), tl.float32)
-    kv_head = head // (HEADS // KV_HEADS)
-    end = past + tl.minimum((tl.program_id(0) + 1) * BLOCK_M, count)
-    for first in tl.range(0, end, BLOCK_T):
-        t = first + tl.arange(0, BLOCK_T)
-        page = tl.load(table + slot * table_stride + t // PAGE, t < end, other=0).to(tl.int64)
-        start = ((page * KV_HEADS + kv_head) * PAGE + t % PAGE) * D
-        keys = tl.load(pool + start[None, :] + d[:, None], (t < end)[None, :], other=0.0)
-        values = tl.load(pool + plane + start[:, None] + d[None, :], (t < end)[:, None], other=0.0)
-        scores = tl.dot(q, keys, input_precision="ieee") * in_log2
-        # Padding sees the first position, so that it stays finite.
-        seen = (t[None, :] <= (past + i)[:, None]) & (t < end)[None, :]
-        scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        fade = tl.exp2(most - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        most = higher
-    acc = acc / tl.maximum(total, 1e-30)[:, None]
-    tl.store(out + at, acc.to(out.dtype.element_ty), (i < count)[:, None])
-
-
-@triton.jit
-def begin_kernel(commands, slots, remaining, kind, min_place, out_count):
-    """What the host asks of each row for this launch; grid ``(rows,)``.
-
-    ``commands`` int64 ``[rows, 4]``: slot or -1, tokens to make at most, kind, least place.
-    """
-    row = tl.program_id(0)
-    slot = tl.load(commands + row * 4)
-    tl.store(slots + row, slot.to(tl.int32))
-    if slot >= 0:
-        tl.store(remaining + slot, tl.load(commands + row * 4 + 1).to(tl.int32))
-        tl.store(kind + slot, tl.load(commands + row * 4 + 2).to(tl.int32))
-        tl.store(min_place + slot, tl.load(commands + row * 4 + 3))
-        tl.store(out_count + slot, 0)
-
-
-@triton.jit
-def report_kernel(
-    slots, stop, out, out_count, launches, results, out_capacity, ROWS, DEPTH, WIDTH: tl.constexpr
-):
-    """Stop reason, count and ids of each row into ``results [DEPTH, ROWS, 2 + out_capacity]``; grid ``(rows,)``.
-
-    ``launches`` int64 ``[1]`` says which of the ``DEPTH``, so that the copy of an earlier launch may still run.
-    """
-    row = tl.program_id(0)
-    slot = tl.load(slots + row)
-    turn = tl.load(launches) % DEPTH
-    to = results + (turn * ROWS + row) * (2 + out_capacity)
-    if slot >= 0:
-        made = tl.load(out_count + slot)
-        tl.store(to, tl.load(stop + slot))
-        tl.store(to + 1, made)
-        i = tl.arange(0, WIDTH)
-        ok = (i < made) & (i < out_capacity)
-        tl.store(to + 2 + i, tl.load(out + slot.to(tl.int64) * out_capacity + i, ok, other=0), ok)
-    else:
-        tl.store(to + 1, 0)
-
-
-@triton.jit
-def prompt_begin_kernel(
-    header,
-    place_of_prompt,
-    slots,
-    token,
-    length,
-    place,
-    min_place,
-    kind,
-    seed,
-    top_p,
-    top_k,
-    win_size,
-    tau_r,
-    temperature,
-    recent,
-    decoded,
-    stop,
-    remaining,
-    out_count,
-    RING: tl.constexpr,
-):
-    """A row's whole state from the host's ``header`` (see ``vivace.models.lm_paged``); grid ``(1,)``."""
-    slot = tl.load(header)
-    tl.store(slots, slot.to(tl.int32))
-    tl.store(place_of_prompt, tl.maximum(slot, 0).to(tl.int32))
-    tl.store(place_of_prompt + 1, tl.where(slot >= 0, tl.load(header + 1), 0).to(tl.int32))
-    if slot >= 0:
-        tl.store(length + slot, tl.load(header + 2).to(tl.int32))
-        tl.store(place + slot, tl.load(header + 3))
-        tl.store(min_place + slot, tl.load(header + 4))
-        tl.store(kind + slot, tl.load(header + 5).to(tl.int32))
-        tl.store(seed + slot, tl.load(header + 6))
-        tl.store(top_p + slot, tl.load(header + 7).to(tl.float64, bitcast=True).to(tl.float32))
-        tl.store(top_k + slot, tl.load(header + 8).to(tl.int32))
-        tl.store(win_size + slot, tl.load(header + 9).to(tl.int32))
-        tl.store(tau_r + slot, tl.load(header + 10).to(tl.float64, bitcast=True))
-        tl.store(temperature + slot, tl.load(header + 11).to(tl.float64, bitcast=True).to(tl.float32))
-        tl.store(decoded + slot, tl.load(header + 12).to(tl.int32))
-        tl.store(remaining + slot, tl.load(header + 13).to(tl.int32))
-        tl.store(stop + slot, 0)
-        tl.store(out_count + slot, 0)
-        tl.store(token + slot, 0)
-        i = tl.arange(0, RING)
-        tl.store(recent + slot * RING + i, tl.load(header + 14 + i).to(tl.int32))
-
-
-@triton.jit
-def prompt_end_kernel(place_of_prompt, length):
-    """Counts all but the last of the new positions; drawing a token counts that one. Grid ``(1,)``."""
-    slot = tl.load(place_of_prompt)
-    count = tl.load(place_of_prompt + 1)
-    tl.store(length + slot, tl.load(length + slot) + count - 1, count > 0)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 FUSED_ROWS = 1
 """Up to so many rows, matrix-vector kernels with their norms and sums inside are fastest."""
-DOT_ROWS = 0
-"""Up to so many, products of our own on the matrix units; beyond, the library's."""
 
 _HEAD_ROWS = 64  # rows of the head are padded to a multiple, so that its products are aligned
 
@@ -129,19 +127,6 @@ def fused_scores(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Te
         ops.linear_add(parts, meta, layer.out, x)
         ops.linear_add(ops.norm_linear(x, layer.between, layer.gate_up, gated=True), None, layer.down, x)
     return with_bias(ops.norm_linear(x, weights.last, weights.head, dtype=torch.float32), weights)
-
-
-def dot_scores(ops: KernelOps, weights: PackedWeights, pool: Tensor, slots: Tensor) -> Tensor:
-    """The same for a few more rows, with products of our own that let kernels overlap."""
-    x = ops.embed(weights.speech, slots)
-    delta = None
-    for layer, pages in zip(weights.layers, pool, strict=True):
-        qkv = ops.dot(ops.add_norm(x, delta, layer.before), layer.qkv)
-        delta = ops.dot(ops.attend(qkv, layer.qkv_bias, pages, slots), layer.out, parts=2)
-        inner = ops.dot(ops.add_norm(x, delta, layer.between), layer.gate_up, gated=True)
-        delta = ops.dot(inner, layer.down, parts=4)
-    y = ops.add_norm(x, delta, weights.last)
-    return with_bias(ops.dot(y, weights.head, dtype=torch.float32), weights)
 
 
 def prompt(ops: RowOps, weights: PackedWeights, pool: Tensor, ids: Tensor, slots: Tensor) -> None:

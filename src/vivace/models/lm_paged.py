@@ -25,7 +25,7 @@ from vivace.kernels.row_state import RING, RowState
 from vivace.layers.attention import rotary_tables
 from vivace.models import lm_packed
 from vivace.models.lm_ops import HEADER, PlainOps
-from vivace.models.lm_packed import DOT_ROWS, FUSED_ROWS, PackedWeights
+from vivace.models.lm_packed import FUSED_ROWS, PackedWeights
 from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
@@ -397,6 +397,4 @@ class PagedLM:
             return lm_packed.scores(self.ops, *arguments)
         if self.deterministic or rows <= FUSED_ROWS:
             return lm_packed.fused_scores(self.ops, *arguments)
-        if rows <= DOT_ROWS:
-            return lm_packed.dot_scores(self.ops, *arguments)
         return lm_packed.scores(self.ops, *arguments)
