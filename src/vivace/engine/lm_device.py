@@ -41,6 +41,7 @@ class LMDevice:
         max_positions: longest session.
         use_kernels: None decides by the device (see ``kernels_run_on``).
         deterministic: see ``vivace.models.lm_paged``.
+        resident: a row that steps alone takes the resident kernel where that fits; it has weights of its own.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class LMDevice:
         max_positions: int,
         use_kernels: bool | None = None,
         deterministic: bool = False,
+        resident: bool = True,
     ) -> None:
         device = lm.llm_decoder.weight.device
         use_kernels = kernels_run_on(device) if use_kernels is None else use_kernels
@@ -71,7 +73,7 @@ class LMDevice:
             deterministic=deterministic,
         )
 
-        if use_kernels and not deterministic and device.type == "cuda":
+        if resident and use_kernels and not deterministic and device.type == "cuda":
             kernel = single_kernel(self.paged)
             if kernel is not None:
                 self.paged.use_single(kernel)
