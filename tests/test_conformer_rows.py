@@ -6,7 +6,8 @@ Tolerance as in ``test_older_lms``.
 import pytest
 import torch
 
-from tests.test_older_lms import conformer, prefill, vectors  # noqa: F401  (fixture)
+from tests.test_older_lms import conformer, decode, prefill, vectors  # noqa: F401  (fixture)
+from vivace.models.conformer_graph import GraphView
 from vivace.models.conformer_rows import ConformerRows
 
 ATOL = 1e-4
@@ -90,3 +91,20 @@ def test_memory_does_not_grow_with_time(conformer):  # noqa: F811
     rows.tokens[0] = 7
     rows.step()
     torch.testing.assert_close(rows.scores[0], wanted[1], atol=ATOL, rtol=0)
+
+
+@torch.inference_mode()
+def test_one_sequence_after_the_other_by_graphs(conformer, monkeypatch):  # noqa: F811
+    """The way of a GPU, here without graphs: the recorded logits, and rows that are used again."""
+    monkeypatch.setattr(type(conformer), "use_graphs", True)
+    given = vectors(1)
+    for _ in range(2):
+        speaking = conformer.for_speaker(given["speaker_embedding"][0].numpy())
+        assert isinstance(speaking, GraphView)
+        scores = decode(speaking, prefill(speaking, given), given["lm.forced_tokens"])
+        torch.testing.assert_close(scores, given["lm.logits"], atol=ATOL, rtol=0)
+    assert len(conformer.idle_rows) == 1
+    plain = prefill(conformer.for_speaker(None), given)
+    assert plain.shape[1] == given["lm.input"].shape[1] - 1
+    conformer.train().eval()
+    assert not conformer.idle_rows

@@ -461,3 +461,15 @@ def test_stages_of_a_device_sound_the_same(random_folders, generation, engine, t
             want, got = audio(engine, request), audio(paged, request)
             assert want.shape == got.shape
             np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_the_first_generation_by_graphs_sounds_the_same(random_folders, tmp_path):
+    """What a GPU takes, here without graphs; two requests share the rows that are free."""
+    request = SynthesisRequest("A fox sang in the rain. Two dogs sat.")
+    with quiet_engine(random_folders[1], voices=tmp_path, **OPTIONS) as plain:
+        want = audio(plain, request)
+    with quiet_engine(random_folders[1], voices=tmp_path, **OPTIONS) as engine:
+        engine._assets.model.lm.use_graphs = engine._assets.model.flow.use_graphs = True
+        for _ in range(2):
+            np.testing.assert_allclose(audio(engine, request), want, atol=1e-4)
+        assert len(engine._assets.model.lm.idle_rows) == 1

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class ConformerLM(nn.Module):
     """Text and speech tokens in, scores for the next speech token out; the interface is that of ``SpeechLM``."""
 
+    use_graphs: bool | None = None
+    """Single positions as CUDA graphs; None: on a GPU."""
+
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
         self.config = config
@@ -36,7 +39,14 @@ class ConformerLM(nn.Module):
         self.speech_embedding = nn.Embedding(config.num_embedding_rows, config.decoder.input_size)
         self.decoder = RelativeEncoder(config.decoder, nn.ReLU, relu=True)
         self.llm_decoder = nn.Linear(config.decoder.output_size, config.num_speech_rows)
+        self.idle_rows: list[object] = []
+        """What ``conformer_graph`` keeps for the next sequence."""
         self.register_load_state_dict_post_hook(_forget)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Drops what was computed from the weights; they have changed."""
+        forget_tables(self)
+        self.idle_rows.clear()
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """The whole text of a segment ``[B, T]`` to ``[B, T, hidden]``: each token sees itself and those before."""
@@ -56,8 +66,16 @@ class ConformerLM(nn.Module):
         return projected
 
     def for_speaker(self, embedding: NDArray[np.float32] | None) -> ConformerLM | SpeakerView:
-        """The model with the speaker behind its start row; None: without, as for instructions."""
-        return self if embedding is None else SpeakerView(self, self.embed_speaker(embedding))
+        """The model with the speaker behind its start row; None: without, as for instructions.
+
+        On a GPU its single positions run as a CUDA graph.
+        """
+        speaker = None if embedding is None else self.embed_speaker(embedding)
+        if self.llm_decoder.weight.is_cuda if self.use_graphs is None else self.use_graphs:
+            from vivace.models.conformer_graph import GraphView
+
+            return GraphView(self, speaker)
+        return self if speaker is None else SpeakerView(self, speaker)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """An empty cache for ``batch`` rows with room for ``capacity`` positions; it grows when full."""
@@ -77,28 +95,32 @@ class ConformerLM(nn.Module):
         return scores
 
     def train(self, mode: bool = True) -> ConformerLM:
-        forget_tables(self)
+        self.forget()
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConformerLM:
-        forget_tables(self)
+        self.forget()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class SpeakerView:
-    """A ``ConformerLM`` that speaks as one speaker: the start row is followed by the speaker's own."""
+    """A ``ConformerLM`` that speaks as one speaker, if any: the start row is followed by the speaker's own."""
 
-    def __init__(self, lm: ConformerLM, speaker: Tensor) -> None:
+    def __init__(self, lm: ConformerLM, speaker: Tensor | None) -> None:
         self._lm, self._speaker = lm, speaker
         self.config, self.llm_decoder = lm.config, lm.llm_decoder
-        self.embed_text, self.new_cache, self.logits = lm.embed_text, lm.new_cache, lm.logits
+        self.embed_text, self.logits = lm.embed_text, lm.logits
 
     def embed_speech(self, ids: Tensor) -> Tensor:
         """As ``ConformerLM.embed_speech`` for ``[1, T]``; one position more behind a start row that comes first."""
         embedded = self._lm.embed_speech(ids)
-        if ids.shape[1] == 1 and int(ids[0, 0]) == self.config.sos_id:
-            return torch.cat((embedded, self._speaker), dim=1)
-        return embedded
+        if self._speaker is None or ids.shape[1] != 1 or int(ids[0, 0]) != self.config.sos_id:
+            return embedded
+        return torch.cat((embedded, self._speaker), dim=1)
+
+    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
+        """See ``ConformerLM.new_cache``."""
+        return self._lm.new_cache(batch, capacity)
 
     def for_speaker(self, embedding: NDArray[np.float32] | None) -> ConformerLM | SpeakerView:
         """Another speaker's view, or the model without one."""
@@ -111,4 +133,4 @@ class SpeakerView:
 
 def _forget(model: ConformerLM, _: object) -> None:
     """After loading a state dict."""
-    forget_tables(model)
+    model.forget()

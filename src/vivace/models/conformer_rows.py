@@ -29,9 +29,12 @@ class ConformerRows:
         lm: in evaluation mode; its weights must not change afterwards.
         rows: sequences at most; those that are not in use cost time, no correctness.
         use_graphs: the step as a CUDA graph; None: on a GPU.
+        by_token: ``step`` feeds ``tokens``; otherwise ``embeds``.
 
     Attributes:
         tokens: what ``step`` feeds, int64 ``[rows]``; the caller (or its sampler) writes it.
+        embeds: the same as embeddings, ``[rows, hidden]``.
+        hidden: normalised hidden states ``[rows, hidden]`` after ``add`` or ``step``.
         scores: float32 ``[rows, num_speech_rows]`` of each row's next token after ``add`` or ``step``.
     """
 
@@ -41,6 +44,8 @@ class ConformerRows:
         rows: int,
         capacity: int = FIRST_CAPACITY,
         use_graphs: bool | None = None,
+        *,
+        by_token: bool = True,
     ) -> None:
         sizes, weight = lm.config.decoder, lm.llm_decoder.weight
         self._lm, self.rows = lm, rows
@@ -52,7 +57,10 @@ class ConformerRows:
         self._end = 0  # where the next position will be written
         self._first = [FREE] * rows
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        self.embeds = weight.new_zeros(rows, sizes.input_size)
+        self.hidden = weight.new_zeros(rows, sizes.output_size)
         self.scores = weight.new_zeros(rows, lm.config.num_speech_rows, dtype=torch.float32)
+        self._by_token = by_token
         self._graph: torch.cuda.CUDAGraph | None = None
         self._make_tables()
 
@@ -79,6 +87,7 @@ class ConformerRows:
         first = self._end - length
         self._storage[:, :, row, :, first : self._end] = cache.storage[:, :, 0, :, :length]
         self._set_first(row, first)
+        self.hidden[row] = hidden[0]
         self.scores[row] = self._lm.logits(hidden)[0].float()
 
     def remove(self, row: int) -> None:
@@ -116,12 +125,13 @@ class ConformerRows:
         # A row that is not in use sees itself, so that its values stay finite.
         first = torch.minimum(self._starts, place)
         mask = ((keys >= first[:, None]) & (keys <= place))[:, None, None]
-        x = lm.decoder.embed(lm.speech_embedding(self.tokens))[:, None]
+        embeds = lm.speech_embedding(self.tokens) if self._by_token else self.embeds
+        x = lm.decoder.embed(embeds)[:, None]
         for index, layer in enumerate(lm.decoder.encoders):
             assert isinstance(layer, RelativeLayer)
             x = self._layer(layer, x, self._storage[index], place - keys, mask)
-        hidden = lm.decoder.after_norm(x[:, 0])
-        self.scores.copy_(lm.logits(hidden))
+        self.hidden.copy_(lm.decoder.after_norm(x[:, 0]))
+        self.scores.copy_(lm.logits(self.hidden))
 
     def _layer(
         self, layer: RelativeLayer, x: Tensor, stored: Tensor, distances: Tensor, mask: Tensor
