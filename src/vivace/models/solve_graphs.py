@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class SolveGraphs:
     def __init__(self, solve: Solve) -> None:
         self._solve = solve
         self._captured: OrderedDict[tuple[int, int], _Captured] = OrderedDict()
+        self._pool: Any = None
 
     @staticmethod
     def fits(mu: Tensor) -> bool:
@@ -79,6 +81,9 @@ class SolveGraphs:
             self._solve(*buffers)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Graphs never run side by side, and what one leaves is copied at once: all of them may share their memory.
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
             mel = self._solve(*buffers)
         return _Captured(buffers, mel, graph)

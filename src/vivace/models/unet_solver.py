@@ -8,7 +8,7 @@ power of two, one graph for each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ class UNetSolver:
         self._frames = torch.arange(chunk, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._has_mel: set[int] = set()
+        self._pool: Any = None
         # Made before any graph: the tables of projected distances must not move afterwards.
         for layers, size in ((self._encoder.encoders, self.tokens), (self._encoder.up_encoders, chunk)):
             for layer in layers:
@@ -145,7 +146,9 @@ class UNetSolver:
             self.solve(num_pages)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        if self._pool is None:  # graphs of one solver never run side by side: they share their memory
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
             self.solve(num_pages)
         self._graphs[num_pages] = graph
 
