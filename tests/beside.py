@@ -165,6 +165,8 @@ def _read(path):
 @contextlib.contextmanager
 def beside(*servers):
     """The neighbours hear what they should, and afterwards everything is as it was."""
+    for server in servers:  # the last row's connections may still be ending
+        wait_until(lambda state=server.server.server_state: not state.tasks and not state.connections, 8)
     before = [census(server) for server in servers]
     with contextlib.ExitStack() as stack:
         for server in servers:

@@ -5,8 +5,11 @@ bytes, which ends its request. T17 and T18 need a model that misbehaves (``test_
 """
 
 import json
+import os
 import re
 import time
+from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
@@ -76,12 +79,23 @@ ROWS = {
     "T19-printf": ("%n%s%x {0} {{}} {% raw %}", AUDIO),
     "T19-shell": ("$(id) `id`; rm -rf / && echo hi", AUDIO),
     "T19-sql": ("'; DROP TABLE voices; --", AUDIO),
-    "T20-naughty": ("Ω≈ç√∫˜µ≤≥÷ åß∂ƒ©˙∆˚¬…æ", AUDIO),
-    "T20-zalgo": ("T̶̢͉o̷ ̶i̸n̷v̵o̷k̵e̴", AUDIO),
-    "T20-null-words": ("undefined null NaN true", AUDIO),
+    **{
+        f"T20-{text[:12]!a}": (text, AUDIO)
+        for text in (
+            "undefined null NaN true", "-1/2 0x7f 1e1000 09 1,2,3.4", "Ω≈ç√∫˜µ≤≥÷ åß∂ƒ©˙∆˚¬…æ",
+            "x⁰₁ ½ ⅞ ☃ ℃", "‘a’ “b” ‚c‛ „d‟",
+            "田中さん 社會 찦차를", "ヽ༼ຈل͜ຈ༽ﾉ hi", "ＴＨＥ 𝐪𝐮𝐢𝐜𝐤 𝓫𝓻𝓸𝔀𝓷 🄵🄾🅇", "¡ɯǝɹol pɥsn ndp",
+            "بِسْمِ اللَّهِ hi", "᚛ᚄᚓᚐᚋ᚜ hi",
+            "T̶̢͉o̷ ̶i̸n̷v̵o̷k̵e̴", "\u202atest\u2067word\u2069", "a\u2028b\u2029c\ufeffd", "🇷🇺🇸 👩🏽‍💻 hi",
+            "<img src=x onerror=alert(1)> hi", "'; alert(1)// \" onfocus=x",
+            "%d%s%n {0} ${jndi:x}", "1;DROP TABLE users",
+            "../../../etc/hosts%00", "() { 0; }; touch x", "<?xml version=\"1.0\"?><!DOCTYPE x> hi", "CON PRN AUX LPT1",
+            "DCC SEND START 0 0 0", "Power لُلُصّبُلُلصّبُررً ॣ ॣh", "File:///etc/passwd", "+++ATH0", "`ls -al /`",
+        )
+    },
     "T21-log": ("hello\n[ERROR] fake \x1b[31mred\x1b[0m", AUDIO),
     "T22-sentences": ("Hi. " * 1_000, AUDIO),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +141,23 @@ def test_row(server, client, row, caplog):
         assert not text.strip() or len(text) < 4 or text not in error["message"]
     assert "fake" not in caplog.text
     wait_until(lambda: server.service.num_running == 0)
+
+
+NAUGHTY = os.environ.get("VIVACE_NAUGHTY_TEXTS", "")
+"""A JSON file with a list of texts, such as the Big List of Naughty Strings."""
+
+
+@pytest.mark.skipif(not NAUGHTY, reason="VIVACE_NAUGHTY_TEXTS names no file")
+@pytest.mark.parametrize("part", range(10))
+def test_T20_a_whole_list(server, client, part):
+    codes = Counter()
+    for text in json.loads(Path(NAUGHTY).read_text("utf-8"))[part::10]:
+        status, error, data = _first_bytes(client, input=text)
+        assert status in (200, 400), text
+        assert status == 400 or len(data) > 1_000, text
+        codes[error["code"] if error else "audio"] += 1
+    print(dict(codes))
+    assert set(codes) <= {"audio", EMPTY, UNSPEAKABLE, TOKEN}
 
 
 @pytest.mark.parametrize("text", ["a", "啊", "1"])
