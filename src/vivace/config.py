@@ -483,8 +483,8 @@ def cpu_threads() -> int | None:
 def engine_environment() -> dict[str, str]:
     """Environment of the engine's own process: what libraries and drivers read, no keys and no other secrets."""
     names = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "PYTHONHASHSEED")
-    prefixes = ("LD_", "DYLD_", "LC_", "XDG_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "NCCL_")
-    prefixes += ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "MALLOC_")
+    prefixes: tuple[str, ...] = ("LD_", "DYLD_", "LC_", "XDG_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_")
+    prefixes += ("MALLOC_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "NCCL_")
     ours = ("VIVACE_THREADS", "VIVACE_VOICES", "VIVACE_CACHE")
     return {
         name: value

@@ -157,9 +157,10 @@ def _check_archive(path: Path) -> list[int]:
         # Two readers may find different entries in one archive (names that differ in case, a second directory), so
         # the pickle that is scanned is the one that torch's own reader will load.
         reader = torch._C.PyTorchFileReader(str(path))
-        if reader.get_record_size("data.pkl") > MAX_PICKLE_BYTES:
+        # Entries are stored as they are: no record is longer than the file says, or than the file.
+        program = b"" if pickles[0].file_size > MAX_PICKLE_BYTES else reader.get_record("data.pkl")
+        if not 0 < len(program) <= MAX_PICKLE_BYTES:
             raise ModelFolderError(f"{path.name}: describes too many objects; this is another kind of file")
-        program = reader.get_record("data.pkl")
     except (zipfile.BadZipFile, struct.error, ValueError, EOFError, OSError, RuntimeError) as error:
         raise ModelFolderError(f"{path.name}: is cut off or damaged; download it again") from error
     _scan_pickle(program, path.name)

@@ -133,7 +133,7 @@ class AsyncEngine:
 
     def gauges(self) -> dict[str, float]:
         """Figures for a server's metrics, by their names there."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return {"gpu_memory_bytes": float(torch.cuda.memory_allocated())}
         return {}
 

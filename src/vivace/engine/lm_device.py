@@ -200,7 +200,11 @@ class DeviceLMSession:
         return made
 
     def launch(self, count: int) -> bool:
-        """Queues up to ``count`` tokens, none beyond what the rules allow; whether there is any to collect."""
+        """Queues up to ``count`` tokens, none beyond what the rules allow; whether there is any to collect.
+
+        They come behind all that the caller's CUDA stream holds: steps of the speech LM take the whole device.
+        """
+        self._device.paged.wait_for_caller()
         self._device.launch([(self, count)])
         return bool(self._launches)
 

@@ -164,7 +164,7 @@ class Stages:
         count = self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
         if count and not segment.lm.is_launched:
             with self._span("lm"):
-                segment.lm.launch(count)
+                segment.lm.launch(count)  # behind what was queued: audio is waited for, tokens are not yet
 
     def update_ticket(self, live: LiveRequest) -> None:
         """Tells the scheduler what the request can do next."""

@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 PAGE_TOKENS = 32
 HEAD_DIM = 64
-REPLICAS = 4
-"""Copies of the words that blocks exchange."""
-
 SPLITS = 8
 """Parts into which the past is divided, each with a block of its own per head."""
 
 MOST_TOP_K = 64
 MOST_PAGES = 512
-_PART_WORDS = 34
+_PART_WORDS = 64
 _BIAS_BYTES = 32
 _SPECIALS = 200
 
@@ -83,7 +80,7 @@ class Shape:
 class Tuning:
     """How the kernel is built. ``threads`` do arithmetic; 32 more copy weights."""
 
-    threads: int = 512
+    threads: int = 480
     stages: int = 24
     chunk_bytes: int = 8192
 
@@ -254,7 +251,7 @@ class PersistentKernel:
             raise ValueError(problem)
         self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
-        self.words = torch.zeros(REPLICAS * shape.num_words, 2, dtype=torch.int32, device=device)
+        self.words = torch.zeros(shape.num_words, 2, dtype=torch.int32, device=device)
         self._epoch = torch.zeros(1, dtype=torch.int32, device=device)
         source = files("vivace.kernels").joinpath("lm_persistent.cu").read_text(encoding="utf-8")
         module = CudaModule(source, options=[*self._options(), *extra], name="lm_persistent.cu")
@@ -284,7 +281,6 @@ class PersistentKernel:
             "STAGES": tuning.stages,
             "CHUNK": tuning.chunk_bytes,
             "SPLITS": SPLITS,
-            "REPLICAS": REPLICAS,
         }
         return [f"-D{name}={value}" for name, value in values.items()]
 
@@ -294,14 +290,13 @@ class PersistentKernel:
         warps = tuning.threads // 32
         gate_rows = 4 * -(-shape.intermediate // 2 // self._grid)
         tiles = -(-max(gate_rows, 2 * -(-shape.vocab_pairs // self._grid)) // 16)
-        floats = 3 * shape.hidden // 2 + max(shape.intermediate // 2, 1280) + warps * (67 + 16 * tiles) + 160
+        floats = 3 * shape.hidden // 2 + max(shape.intermediate // 2, 1280) + 256 * tiles + warps * 66 + 128
         return tuning.ring_bytes + 4 * (floats + MOST_PAGES) + 8 * (tuning.stages + warps) + 512
 
     @property
     def logits(self) -> Tensor:
         """Of the last step, float32 ``[vocab]``; for checks."""
-        copy = (self._grid - 1) % REPLICAS * self.shape.num_words
-        start = copy + self.shape.num_words - 2 - 2 * self.shape.vocab_pairs
+        start = self.shape.num_words - 2 - 2 * self.shape.vocab_pairs
         return self.words[start : start + self.shape.vocab, 0].contiguous().view(torch.float32)
 
     def launch(

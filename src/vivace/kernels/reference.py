@@ -71,7 +71,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def split_heads(qkv: Tensor, bias: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values ``[n, heads, head_dim]``, float32, with their bias."""
-    joined = (qkv.float() + bias.float()).unflatten(-1, (heads + 2 * kv_heads, -1))
+    joined = (qkv.float() + bias.float()).reshape(*qkv.shape[:-1], heads + 2 * kv_heads, -1)
     return joined[:, :heads], joined[:, heads:-kv_heads], joined[:, -kv_heads:]
 
 

@@ -295,6 +295,11 @@ class PagedLM:
             if bucket >= max_rows:
                 break
 
+    def wait_for_caller(self) -> None:
+        """What is launched from now on begins when the work on the caller's CUDA stream is done."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
     def _on_stream(self) -> Any:
         return torch.cuda.stream(self.stream)
 

@@ -1,0 +1,304 @@
+"""The resident kernel of the speech LM: what blocks read on a CPU; on a GPU its scores and its sampling."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from vivace.datatypes import SamplingParams
+from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
+from vivace.kernels import lm_persistent as persistent
+from vivace.kernels.row_state import RowState
+from vivace.layers.attention import rotary_tables
+from vivace.models.speech_lm import SpeechLM
+from vivace.random_checkpoint import full_config, tiny_config
+
+FULL = persistent.Shape(896, 4864, 24, 14, 2, 6761, 6561, 1e-6)
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="needs a GPU of compute capability 9.0",
+)
+
+
+def test_shares_cover_everything_once():
+    for count in (1, 5, 576, 6761):
+        shares = [persistent.share(count, block, 132) for block in range(132)]
+        assert [index for part in shares for index in range(part.start, part.stop)] == list(range(count))
+
+
+def test_blocked_rows_keep_every_row_in_runs_of_32_columns():
+    rows = torch.arange(3 * 96).reshape(3, 96)
+    packed = persistent.blocked(rows).reshape(3, 3, 32)  # [run, row, column]
+    for run in range(3):
+        for row in range(3):
+            assert torch.equal(packed[run, row], rows[row, 32 * run : 32 * run + 32])
+
+
+def test_rotated_pairs_turn_together():
+    rows = torch.arange(2 * 64)[:, None]
+    pairs = persistent.rotated_pairs(rows)[:, :, 0]
+    assert pairs[0].tolist() == [0, 32]
+    assert pairs[33].tolist() == [64 + 1, 64 + 33]
+
+
+def layer(hidden=128, intermediate=256, heads=2, kv_heads=1):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+    rows = (heads + 2 * kv_heads) * 64
+    return {
+        "before": draw(hidden),
+        "qkv": draw(rows, hidden),
+        "bias": draw(rows),
+        "out": draw(hidden, hidden),
+        "between": draw(hidden),
+        "gate": draw(intermediate, hidden),
+        "up": draw(intermediate, hidden),
+        "down": draw(hidden, intermediate),
+    }
+
+
+@pytest.mark.parametrize("grid", [32, 37])
+def test_the_blocks_streams_hold_every_weight_once(grid):
+    weights = layer()
+    packed = persistent.pack_layer(**weights)
+    head = torch.randn(729, 128, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    last = torch.ones(128, dtype=torch.bfloat16)
+    streams = persistent.pack([packed], last, head, grid, chunk_bytes=1024)
+    assert streams.shape[1] * 2 % 1024 == 0
+    rows = {name: [] for name in ("qkv", "bias", "out", "gate_up", "down", "head")}
+    for block, stream in enumerate(streams):
+        at = 0
+
+        def take(count, width, stream=stream):
+            nonlocal at
+            piece = stream[at : at + count * width]
+            at += count * width
+            return piece.reshape(width // 32, count, 32).transpose(0, 1).reshape(count, width)
+
+        def part(count, block=block):
+            found = persistent.share(count, block, grid)
+            return found.stop - found.start
+
+        assert torch.equal(stream[at : at + 128], weights["before"])
+        at += 128
+        pairs = part(128)
+        rows["bias"].append(stream[at : at + 2 * pairs])
+        at += 16
+        rows["qkv"].append(take(2 * pairs, 128))
+        rows["out"].append(take(part(128), 128))
+        assert torch.equal(stream[at : at + 128], weights["between"])
+        at += 128
+        rows["gate_up"].append(take(4 * part(128), 128))
+        rows["down"].append(take(part(128), 256))
+        assert torch.equal(stream[at : at + 128], last)
+        at += 128
+        rows["head"].append(take(2 * part(365), 128))
+        assert not stream[at:].any()
+    joined = {name: torch.cat(parts) for name, parts in rows.items()}
+    assert torch.equal(joined["qkv"], persistent.rotated_pairs(weights["qkv"]).flatten(0, 1))
+    assert torch.equal(joined["bias"], persistent.rotated_pairs(weights["bias"]).flatten())
+    assert torch.equal(joined["out"], weights["out"])
+    assert torch.equal(joined["gate_up"][0::2], weights["gate"])
+    assert torch.equal(joined["gate_up"][1::2], weights["up"])
+    assert torch.equal(joined["down"], weights["down"])
+    assert torch.equal(joined["head"][:729], head)
+    assert not joined["head"][729:].any()
+
+
+def test_which_models_and_devices_it_serves():
+    assert FULL.problem(132) is None
+    assert "too few" in FULL.problem(112) or "share" in FULL.problem(112)
+    assert FULL.problem(80) is not None
+    assert dataclasses.replace(FULL, hidden=960).problem(132) is not None
+    assert dataclasses.replace(FULL, intermediate=4800).problem(132) is not None
+    tiny = tiny_config().lm
+    shape = persistent.Shape(tiny.hidden_size, 256, 2, 2, 1, tiny.num_speech_rows, 729, 1e-6)
+    assert shape.problem(32) is None
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+class Rig:
+    """A model with random weights, its kernel, a shuffled page table and one row among others."""
+
+    def __init__(self, config, grid=None):
+        device = torch.device("cuda")
+        torch.manual_seed(0)
+        with device:
+            lm = SpeechLM(config).eval().requires_grad_(False)
+        for name, weight in lm.named_parameters():
+            if "norm" in name:
+                weight.data.normal_().mul_(0.1).add_(1)
+            elif "embed" in name:
+                weight.data.normal_()
+            elif weight.dim() == 2:
+                weight.data.normal_().mul_(weight.shape[1] ** -0.5)
+        lm.llm_decoder.weight.data.mul_(5)
+        self.lm = lm.to(torch.bfloat16)
+        shape = persistent.Shape(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_layers,
+            config.num_heads,
+            config.num_kv_heads,
+            config.num_speech_rows,
+            config.speech_token_size,
+            config.rms_norm_eps,
+        )
+        cos, sin = rotary_tables(0, 4096, 64, config.rope_theta, device)
+        self.kernel = persistent.PersistentKernel(
+            shape,
+            [pack(one) for one in self.lm.layers],
+            self.lm.norm.weight.data,
+            self.lm.llm_decoder.weight.data,
+            self.lm.speech_embedding.weight.data,
+            torch.stack((cos[:, :32], sin[:, :32]), dim=-1).contiguous(),
+            grid=grid,
+        )
+        pages = 64
+        shape = (config.num_layers, 2, pages, config.num_kv_heads, 32, 64)
+        self.pool = torch.randn(shape, device=device).to(torch.bfloat16)
+        self.table = torch.randperm(pages, device=device).to(torch.int32)
+        self.state, self.slot = RowState.empty(3, 512, device), 1
+
+    def prompt(self, ids):
+        cache = self.lm.new_cache(1, len(ids) + 8)
+        cache.storage.zero_()
+        if len(ids) > 1:
+            self.lm(self.lm.embed_speech(torch.tensor([ids[:-1]], device="cuda")), cache)
+        for page in range((len(ids) + 30) // 32):
+            end = min(len(ids) - 1, page * 32 + 32)
+            self.pool[:, :, self.table[page], :, : end - page * 32] = cache.storage[
+                :, :, 0, :, page * 32 : end
+            ]
+        self.set(token=ids[-1], length=len(ids) - 1, decoded=0, out_count=0, stop=0, remaining=400)
+
+    def set(self, **values):
+        for name, value in values.items():
+            getattr(self.state, name)[self.slot] = value
+
+    def rule(self, params, kind=TokenKind.ANY, place=0, min_place=0):
+        row = SamplingRows.from_params([params], self.lm.config.sampling)
+        self.set(
+            seed=params.seed,
+            top_p=row.top_p[0],
+            top_k=row.top_k[0],
+            win_size=row.win_size[0],
+            tau_r=row.tau_r[0],
+            temperature=row.temperature[0],
+            kind=int(kind),
+            place=place,
+            min_place=min_place,
+        )
+
+    def run(self, steps):
+        self.kernel.launch(self.state, self.slot, self.pool, self.table, steps)
+        torch.cuda.synchronize()
+
+
+def pack(one):
+    attention, mlp = one.self_attn, one.mlp
+    joined = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return persistent.pack_layer(
+        one.input_layernorm.weight.data,
+        torch.cat([part.weight for part in joined]),
+        torch.cat([part.bias for part in joined]),
+        attention.o_proj.weight.data,
+        one.post_attention_layernorm.weight.data,
+        mlp.gate_proj.weight,
+        mlp.up_proj.weight,
+        mlp.down_proj.weight.data,
+    )
+
+
+@pytest.fixture(scope="module", params=["tiny", "full"])
+def rig(request):
+    if request.param == "tiny":
+        return Rig(tiny_config().lm, grid=32)
+    return Rig(full_config().lm)
+
+
+@needs_gpu
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 65, 129, 700])
+def test_scores_are_those_of_the_plain_model(rig, length):
+    ids = torch.randint(0, 700, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    rig.prompt(ids)
+    rig.rule(SamplingParams())
+    rig.run(1)
+    plain = rig.lm.float()
+    want = plain.logits(plain(plain.embed_speech(torch.tensor([ids], device="cuda")))[0, -1]).log_softmax(-1)
+    rig.lm.to(torch.bfloat16)
+    got = rig.kernel.logits.log_softmax(-1)
+    assert float((want.exp() * (want - got)).sum()) < 1e-3
+    assert int(want.argmax()) == int(got.argmax())
+    assert int(rig.state.length[rig.slot]) == length
+
+
+CASES = [
+    (SamplingParams(seed=1), TokenKind.ANY, 0),
+    (SamplingParams(seed=2, temperature=0.7), TokenKind.SPEECH, 0),
+    (SamplingParams(seed=3, temperature=0.0), TokenKind.ANY, 0),
+    (SamplingParams(seed=4, top_p=1.0, top_k=60), TokenKind.SPEECH_OR_EOS, 0),
+    (SamplingParams(seed=5, top_p=0.3, top_k=3), TokenKind.SPEECH_OR_FILL, 0),
+    (SamplingParams(seed=6, win_size=30, tau_r=0.03, temperature=0.1), TokenKind.SPEECH, 0),
+    (SamplingParams(seed=7, win_size=0, temperature=5.0), TokenKind.ANY, 1000),
+]
+
+
+@needs_gpu
+@torch.inference_mode()
+@pytest.mark.parametrize(("params", "kind", "min_place"), CASES)
+def test_draws_are_the_samplers_on_the_kernels_own_scores(rig, params, kind, min_place):
+    rig.prompt(list(range(40)))
+    rig.rule(params, kind, place=7, min_place=min_place)
+    allowed = allowed_tokens(rig.lm.config, "cuda")
+    history = []
+    for step in range(10):
+        rig.run(1)
+        drawn = int(rig.state.token[rig.slot])
+        rows = SamplingRows.from_params([params], rig.lm.config.sampling, "cuda")
+        recent = torch.tensor([([-1] * 64 + history)[-64:]], device="cuda")
+        used = TokenKind.SPEECH if 7 + step < min_place else kind
+        place = torch.tensor([7 + step], device="cuda")
+        want, ok = sample(rig.kernel.logits[None], rows, place, recent, allowed[used][None])
+        assert ok
+        assert drawn == int(want)
+        history.append(drawn)
+        rig.set(stop=0)
+
+
+@needs_gpu
+@torch.inference_mode()
+def test_a_burst_equals_single_steps_and_other_rows_stay_as_they_are(rig):
+    made = []
+    for burst in (1, 16):
+        rig.prompt(list(range(30)))
+        rig.rule(SamplingParams(seed=3), TokenKind.SPEECH)
+        rig.set(remaining=32)
+        for _ in range(32 // burst + 1):
+            rig.run(burst)
+        assert int(rig.state.out_count[rig.slot]) == 32
+        made.append(rig.state.out[rig.slot, :32].tolist())
+    assert made[0] == made[1]
+    assert int(rig.state.out_count[0]) == int(rig.state.out_count[2]) == 0
+
+
+@needs_gpu
+@torch.inference_mode()
+def test_values_that_are_not_finite_stop_the_row_alone(rig):
+    rig.prompt(list(range(30)))
+    rig.rule(SamplingParams())
+    kept = rig.pool.clone()
+    rig.pool[0, 0, rig.table[0], 0, 3, 5] = float("nan")
+    rig.run(4)
+    assert int(rig.state.stop[rig.slot]) == 2
+    assert int(rig.state.out_count[rig.slot]) == 0
+    rig.pool.copy_(kept)
+    rig.set(stop=0)
+    rig.run(1)
+    assert int(rig.state.stop[rig.slot]) != 2
