@@ -1,7 +1,6 @@
 """The Hopper kernels of the streaming DiT against the plain versions; needs such a GPU.
 
-Products of bfloat16 operands are summed in float32 on both sides; what differs is the rounding of results to bfloat16
-(one step in 256) where sums lie close to the middle of two values. Attention rounds the weights of the keys too.
+Attention rounds the weights of the keys and its results to bfloat16, 8 bits: some 3e-3 in all.
 """
 
 import dataclasses
@@ -21,14 +20,13 @@ pytestmark = pytest.mark.skipif(not ON_HOPPER, reason="needs a GPU of compute ca
 CONFIG = FlowConfig(
     dit=DiTConfig(dim=1024, depth=2, heads=16, dim_head=64, ff_mult=2), vocab_size=100, num_steps=2
 )
-LARGEST_ERROR = {"attention": 5e-3}
 
 
 @pytest.fixture(scope="module")
 def kernels():
     from vivace.kernels.dit_hopper import HopperKernels
 
-    return HopperKernels()
+    return HopperKernels(use_resident=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def relative(got, expected):
 
 @pytest.mark.parametrize(("streams", "frames", "pages"), [(1, 50, 1), (1, 37, 13), (3, 50, 8), (2, 21, 30)])
 @torch.no_grad()
-def test_each_kernel(kernels, model, streams, frames, pages):
+def test_attention(kernels, model, streams, frames, pages):
     flow = DeviceFlow(model, kernels=dit_reference, use_graphs=False)
     weights, layer = flow.weights, flow.layout.layer
     solver = Solver(
@@ -53,39 +51,23 @@ def test_each_kernel(kernels, model, streams, frames, pages):
     slabs = [slab.normal_() for _, slab in flow.pool._slabs]
     solver.send([Chunk([1] * 30, 50 * (pages - 1), frames, own, own) for own in taken])
     rows = solver._rows(1, 2 * streams)
-    buffers = (solver._hidden, solver._query, solver._mixed, solver._inner)
-    for buffer in buffers:
-        buffer.normal_()
-    block, normed = weights.blocks[0], solver._normed
-    dit_reference.store_normed(
-        solver._hidden[: rows.num_rows],
-        block.norm.scale[rows.each_row(rows.steps)],
-        normed._replace(tiles=64),
-    )
-    calls = {
-        "qkv": (normed._replace(tiles=64), block.qkv, weights.rope, solver._query, 16, layer),
-        "ff_in": (normed._replace(tiles=64), block.ff_in, solver._inner),
-        "attention": (solver._query, solver._mixed, 16, layer),
-        "out": (solver._mixed, block.out, solver._hidden, normed._replace(tiles=32)),
-        "ff_out": (solver._inner, block.ff_out, solver._hidden, normed._replace(tiles=16)),
-    }
-    outputs = [*buffers, normed.scaled, normed.sums, *slabs]
-    for name, arguments in calls.items():
-        function = "add_projection" if name.endswith("out") else name
-        before = [output.clone() for output in outputs]
-        getattr(dit_reference, function)(rows, *arguments)
-        expected = [output.clone() for output in outputs]
-        for output, old in zip(outputs, before, strict=True):
-            output.copy_(old)
-        getattr(kernels, function)(rows, *arguments)
-        for output, wanted in zip(outputs, expected, strict=True):
-            assert relative(output, wanted) < LARGEST_ERROR.get(name, 1e-3), name
+    solver._query.normal_()
+    arguments = (solver._query, solver._mixed, 16, layer)
+    dit_reference.attention(rows, *arguments)
+    expected, solver._mixed[:] = solver._mixed.clone(), 0
+    before = [slab.clone() for slab in slabs]
+    kernels.attention(rows, *arguments)
+    count = rows.num_rows
+    assert relative(solver._mixed[:count], expected[:count]) < 5e-3
+    assert all(torch.equal(slab, old) for slab, old in zip(slabs, before, strict=True))
 
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_stream(kernels, model, resident, monkeypatch):
+    if resident and not kernels.has_resident:
+        pytest.skip("the resident kernel does not fit")
     if not resident:
-        monkeypatch.setattr(kernels, "resident", None)
+        monkeypatch.setattr(kernels, "has_resident", False)
     tokens = [(7 * index) % 100 for index in range(110)]
     flow = DeviceFlow(model, kernels=kernels)
     exact = FlowModel(dataclasses.replace(CONFIG)).eval().cuda()

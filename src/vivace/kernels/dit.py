@@ -71,12 +71,12 @@ TILES = {
 """For each call of the solver; tuned on an H200 for one stream in bfloat16."""
 
 
-def default_options(dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+def default_options(dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
     """Keyword arguments for each call of the solver."""
-    if dtype.itemsize <= 2:
-        return {name: {"tile": tile} for name, tile in TILES.items()}
-    # Twice the bytes: half of the stages fit into shared memory.
-    return {name: {"tile": tile._replace(stages=2)} for name, tile in TILES.items()}
+    # Weights of twice the bytes: half of the stages fit into shared memory.
+    tiles = TILES if dtype.itemsize <= 2 else {name: tile._replace(stages=2) for name, tile in TILES.items()}
+    pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {name: {"tile": tile, "pdl": pdl} for name, tile in tiles.items()}
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, pdl: bool, *args: Any, **constants: Any) -> None:

@@ -1,7 +1,6 @@
-"""The DiT's blocks on Hopper GPUs: CUDA kernels of ``dit_hopper.cu`` in place of the Triton ones, for few rows.
+"""Faster kernels of the DiT's blocks for Hopper GPUs, in CUDA C++: attention, and all blocks of a step in one launch.
 
-They have the arguments of ``dit_reference``. They serve the sizes of CosyVoice 3 in bfloat16, with all groups at one
-Euler step; everything else goes to ``dit``.
+They serve the sizes of CosyVoice 3 in bfloat16, with all groups at one Euler step; everything else goes to ``dit``.
 """
 
 from __future__ import annotations
@@ -19,26 +18,23 @@ from vivace.kernels.cuda import CudaFunction, CudaModule
 from vivace.kernels.cuda_driver import call, current_context, launch_config
 from vivace.kernels.dit_reference import Added, Folded, Normed, Rows
 
+_DIM, _WIDTH, _INNER = 1024, 64, 2048
 _ROWS, _DEPTH, _THREADS = 104, 256, 256
-_DIM, _WIDTH, _MOST_PAGES = 1024, 64, 512
-_ALIGNMENT = 1024
+_ALIGNMENT, _BLOCK_OF_KEYS = 1024, 64 * _WIDTH * 2
 _SHARES = 4
-_QKV_COLUMNS, _FF_IN_COLUMNS = 96, 64
-_ADD = {1024: ("add_1024", 32, 4), 2048: ("add_2048", 64, 8)}
-"""By depth: kernel, columns of a tile, blocks of a cluster."""
-
-_ATTENTION_BYTES = _ALIGNMENT + 7 * 64 * 128 + 64 * (_WIDTH + 8) * 4
+_ATTENTION_BYTES = _ALIGNMENT + 7 * _BLOCK_OF_KEYS + 64 * (_WIDTH + 8) * 4
 """Queries, three blocks of keys and values, what the cluster exchanges."""
+
+_MOST_PAGES = 304
+_RESIDENT_BLOCKS, _RESIDENT_CLUSTER, _PHASES, _RESIDENT_TILES = 120, 4, 5, 26
+_RESIDENT_BYTES = _ALIGNMENT + (_ROWS + 104 + 3 * 40) * _DEPTH * 2 + 7 * _BLOCK_OF_KEYS
+"""Rows, weights of all phases, queries, three blocks of keys and values."""
 
 
 def serves(dim: int, heads: int, dim_head: int, inner: int, chunk: int, dtype: torch.dtype) -> bool:
     """Whether the kernels fit these sizes: channels of the model, of a head, of the feed-forward; frames of a chunk."""
-    sizes = dim == _DIM and heads * dim_head == _DIM and dim_head == _WIDTH and inner in _ADD
+    sizes = (dim, heads * dim_head, dim_head, inner) == (_DIM, _DIM, _WIDTH, _INNER)
     return sizes and chunk <= 64 and dtype == torch.bfloat16
-
-
-_RESIDENT_BYTES = _ALIGNMENT + (_ROWS + 96 + 32 + 2 * 32) * _DEPTH * 2 + 9 * 64 * 128
-_RESIDENT_BLOCKS, _PHASES, RESIDENT_TILES = 128, 5, 32
 
 
 class Resident(NamedTuple):
@@ -75,64 +71,34 @@ class _Arguments(ctypes.Structure):
 class HopperKernels:
     """Looks like the module ``dit``.
 
+    Args:
+        use_resident: all blocks of a step in one launch, where they fit.
+
     Raises:
         KernelUnavailableError: they cannot be compiled or loaded here.
     """
 
-    def __init__(self, device: int | None = None) -> None:
+    def __init__(self, device: int | None = None, *, use_resident: bool = False) -> None:
         folder = files("vivace.kernels")
-        names = ("dit_hopper.cu", "dit_resident.cu")
-        source = "".join((folder / name).read_text(encoding="utf-8") for name in names)
+        source = "".join(
+            (folder / name).read_text(encoding="utf-8") for name in ("dit_hopper.cu", "dit_resident.cu")
+        )
         module = CudaModule(source, name="dit_hopper", device=device)
-        self._functions: dict[str, CudaFunction] = {}
-        for name in ("qkv", "ff_in", "add_1024", "add_2048", "attention", "blocks"):
-            self._functions[name] = module.function(name)
-            self._functions[name].set_shared_bytes(_shared_bytes(name))
-        if not self._all_fit():  # they would wait for each other for ever
-            self.resident = None  # type: ignore[method-assign,assignment]
+        self._attention: CudaFunction = module.function("attention")
+        self._attention.set_shared_bytes(_ATTENTION_BYTES)
+        self._blocks: CudaFunction = module.function("blocks")
+        self._blocks.set_shared_bytes(_RESIDENT_BYTES)
+        self.has_resident = use_resident and self._all_fit()
         self.embed_input, self.convolve, self.convolve_add = dit.embed_input, dit.convolve, dit.convolve_add
-        self.advance = dit.advance
-
-    def default_options(self, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-        """Keyword arguments for each call of the solver; it also learns from them how many tiles a row has."""
-        options = dit.default_options(dtype)
-        for name, depth in (("add_attention", 1024), ("add_ff", 2048)):
-            options[name] = {"tile": dit.Tile(_ROWS, _ADD[depth][1], _DEPTH)}
-        return options
-
-    def qkv(
-        self,
-        rows: Rows,
-        x: Normed,
-        projection: Folded,
-        rope: Tensor,
-        query: Tensor,
-        heads: int,
-        layer_offset: int,
-        **_: Any,
-    ) -> None:
-        """See ``dit_reference.qkv``."""
-        assert rows.uniform
-        inner = query.shape[1]
-        numbers = (
-            rows.num_rows, x.scaled.shape[0], x.tiles, projection.folded.shape[1], rope.shape[1], rows.chunk, inner,
-            x.scaled.shape[1],
-        )  # fmt: skip
-        self._launch(
-            "qkv", 3 * inner // _QKV_COLUMNS, 4, rows.num_rows,
-            [
-                x.scaled, x.sums, projection.weight, projection.folded, rope, query, rows.arena, rows.starts,
-                rows.counts, rows.steps, rows.here, ctypes.c_longlong(layer_offset),
-                ctypes.c_longlong(rows.step_stride), *map(ctypes.c_int, numbers),
-            ],
-        )  # fmt: skip
+        self.qkv, self.add_projection, self.ff_in = dit.qkv, dit.add_projection, dit.ff_in
+        self.advance, self.default_options = dit.advance, dit.default_options
 
     def attention(
         self, rows: Rows, query: Tensor, mixed: Tensor, heads: int, layer_offset: int, **_: Any
     ) -> None:
         """See ``dit_reference.attention``."""
         assert rows.table.shape[1] <= _MOST_PAGES
-        self._functions["attention"].launch(
+        self._attention.launch(
             (rows.groups * heads * _SHARES,), (128,),
             [
                 query, mixed, rows.arena, rows.starts, rows.counts, rows.steps, rows.table,
@@ -143,36 +109,13 @@ class HopperKernels:
             _ATTENTION_BYTES, cluster=(_SHARES,), overlap=True,
         )  # fmt: skip
 
-    def add_projection(
-        self, rows: Rows, a: Tensor, projection: Added, hidden: Tensor, out: Normed, **_: Any
-    ) -> None:
-        """See ``dit_reference.add_projection``."""
-        assert rows.uniform
-        dim, depth = projection.weight.shape
-        name, columns, cluster = _ADD[depth]
-        assert out.tiles * columns == dim
-        self._launch(
-            name, out.tiles, cluster, rows.num_rows,
-            [
-                a, projection.weight, projection.bias, projection.gate, projection.scale, hidden, out.scaled, out.sums,
-                rows.steps, *map(ctypes.c_int, (rows.num_rows, out.scaled.shape[0], dim)),
-            ],
-        )  # fmt: skip
+    def resident(self, blocks: Sequence[tuple[Folded, Added, Folded, Added]], steps: int) -> Resident | None:
+        """For ``run_blocks``: the weights of the blocks (attention in and out, feed-forward in and out).
 
-    def ff_in(self, rows: Rows, x: Normed, projection: Folded, out: Tensor, **_: Any) -> None:
-        """See ``dit_reference.ff_in``."""
-        assert rows.uniform
-        columns, depth = projection.weight.shape
-        numbers = (rows.num_rows, x.scaled.shape[0], x.tiles, projection.folded.shape[1], columns, depth)
-        self._launch(
-            "ff_in", columns // _FF_IN_COLUMNS, 4, rows.num_rows,
-            [
-                x.scaled, x.sums, projection.weight, projection.folded, out, rows.steps, *map(ctypes.c_int, numbers)
-            ],
-        )  # fmt: skip
-
-    def resident(self, blocks: Sequence[tuple[Folded, Added, Folded, Added]], steps: int) -> Resident:
-        """For ``run_blocks``: the weights of the blocks (attention in and out, feed-forward in and out)."""
+        None where the thread blocks of the resident kernel do not run all at once: they would wait for ever.
+        """
+        if not self.has_resident:
+            return None
         rows = [
             (
                 qkv.weight, qkv.folded, out.weight, out.bias, out.gate, out.scale,
@@ -194,59 +137,41 @@ class HopperKernels:
         rope: Tensor,
         buffers: tuple[Tensor, Tensor, Tensor],
         layer_size: int,
-    ) -> bool:
-        """All blocks of one Euler step in one launch; False if the rows are too many for it.
+    ) -> Normed | None:
+        """All blocks of one Euler step in one launch; None if the rows are too many for it.
 
         Args:
             step: which counters to use.
-            x: norm of the first block; afterwards that of the last, with ``RESIDENT_TILES`` tiles.
+            x: norm of the first block. What is returned is that of the last.
             buffers: queries, mixed values and inner values of the feed-forward.
             layer_size: elements from one layer's keys to the next layer's.
         """
-        if rows.num_rows > _ROWS or rows.table.shape[1] > 304:
-            return False
+        if rows.num_rows > _ROWS or rows.table.shape[1] > _MOST_PAGES:
+            return None
         tensors = (
             resident.layers, x.scaled, x.sums, hidden, *buffers, rows.arena, rows.starts, rows.counts, rows.steps,
             rows.here, rows.table, rope, resident.done[step],
         )  # fmt: skip
         numbers = (
             layer_size, rows.step_stride, len(resident.layers), rows.num_rows, x.scaled.shape[0], x.tiles,
-            self._num_steps(resident), rope.shape[1], rows.chunk, rows.table.stride(0),
+            resident.done.shape[0], rope.shape[1], rows.chunk, rows.table.stride(0),
         )  # fmt: skip
         arguments = _Arguments(*(tensor.data_ptr() for tensor in tensors), *numbers, dit.LOG2_E / _WIDTH**0.5)
-        self._functions["blocks"].launch(
-            (_RESIDENT_BLOCKS,), (_THREADS,), [arguments], _RESIDENT_BYTES, cluster=(4,), overlap=True
-        )
-        return True
+        self._blocks.launch(
+            (_RESIDENT_BLOCKS,), (_THREADS,), [arguments], _RESIDENT_BYTES,
+            cluster=(_RESIDENT_CLUSTER,), overlap=True,
+        )  # fmt: skip
+        return x._replace(tiles=_RESIDENT_TILES)
 
     def _all_fit(self) -> bool:
         """Whether all thread blocks of the resident kernel run at once."""
-        clusters = ctypes.c_int()
-        config = launch_config((_RESIDENT_BLOCKS,), (_THREADS,), _RESIDENT_BYTES, 0, cluster=(4,))
-        function = self._functions["blocks"]
-        with current_context(function.device):
+        clusters, size = ctypes.c_int(), _RESIDENT_CLUSTER
+        config = launch_config((_RESIDENT_BLOCKS,), (_THREADS,), _RESIDENT_BYTES, 0, cluster=(size,))
+        with current_context(self._blocks.device):
             call(
-                "cuOccupancyMaxActiveClusters", ctypes.byref(clusters), function._handle, ctypes.byref(config)
+                "cuOccupancyMaxActiveClusters",
+                ctypes.byref(clusters),
+                self._blocks._handle,
+                ctypes.byref(config),
             )
-        return 4 * clusters.value >= _RESIDENT_BLOCKS
-
-    @staticmethod
-    def _num_steps(resident: Resident) -> int:
-        return resident.done.shape[0]
-
-    def _launch(self, name: str, tiles: int, cluster: int, rows: int, args: list[Any]) -> None:
-        self._functions[name].launch(
-            (tiles * cluster, -(-rows // _ROWS)),
-            (_THREADS,),
-            args,
-            _shared_bytes(name),
-            cluster=(cluster,),
-            overlap=True,
-        )
-
-
-def _shared_bytes(name: str) -> int:
-    if name in ("attention", "blocks"):
-        return _ATTENTION_BYTES if name == "attention" else _RESIDENT_BYTES
-    columns = {"qkv": _QKV_COLUMNS, "ff_in": _FF_IN_COLUMNS, "add_1024": 32, "add_2048": 64}[name]
-    return _ALIGNMENT + (_ROWS + columns) * _DEPTH * 2
+        return size * clusters.value >= _RESIDENT_BLOCKS

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 NORM_EPS = 1e-6
 
 
-def default_options(_: torch.dtype) -> dict[str, dict[str, Any]]:
+def default_options(_: torch.dtype, __: torch.device) -> dict[str, dict[str, Any]]:
     """Nothing to set here; see ``dit``."""
     return {}
 

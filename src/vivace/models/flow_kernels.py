@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class Kernels(Protocol):
     """``vivace.kernels.dit_reference`` or what has its functions."""
 
-    def default_options(self, dtype: torch.dtype) -> dict[str, dict[str, Any]]: ...
+    def default_options(self, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]: ...
 
 
 def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:

@@ -21,9 +21,6 @@ from vivace.models.flow_pages import PageLayout
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import windows
 
-RESIDENT_TILES = 32
-"""Tiles of a row's sums that the resident kernel leaves."""
-
 ROW_PADDING = 128
 """Rows that kernels may read beyond the last one: a whole tile."""
 
@@ -114,7 +111,7 @@ class Solver:
         self._config, self._weights, self._layout = config, weights, layout
         self._arena, self._resolve = arena, resolve
         self._streams, self._kernels = streams, kernels
-        defaults = kernels.default_options(weights.x.dtype)
+        defaults = kernels.default_options(weights.x.dtype, weights.x.device)
         self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
         self._shared, self._use_graphs = shared, use_graphs
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
@@ -290,11 +287,10 @@ class Solver:
             return None
         buffers = self._query, self._mixed, self._inner
         kernels: Any = self._kernels
-        if not kernels.run_blocks(
+        done: Normed | None = kernels.run_blocks(
             rows, self._resident, step, normed, self._hidden, self._weights.rope, buffers, self._layout.layer
-        ):
-            return None
-        return normed._replace(tiles=RESIDENT_TILES)
+        )
+        return done
 
     def _call(self, name: str, *args: object) -> None:
         kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
