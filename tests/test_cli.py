@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import soundfile
 
 from tests.helpers import speech_like_wav
 from vivace import __version__, cli
-from vivace.config import cpu_threads
+from vivace.config import cpu_threads, engine_environment
 from vivace.engine import open_voices
 from vivace.voice import save_voice
 
@@ -158,6 +159,16 @@ def test_options_that_would_be_ignored_are_refused(vivace, random_model_folder, 
     code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, *options)
     assert (code, len(errors)) == (1, 1)
     assert errors[0].endswith("(unsupported_value)")
+
+
+def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(vivace, monkeypatch):
+    for given, set_to in ((None, "1000"), ("7", "7")):
+        monkeypatch.setenv("GOMP_SPINCOUNT", given or "")
+        if given is None:
+            monkeypatch.delenv("GOMP_SPINCOUNT")
+        assert vivace("--version")[0] == 0
+        assert os.environ["GOMP_SPINCOUNT"] == set_to
+        assert engine_environment()["GOMP_SPINCOUNT"] == set_to
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vivace import __version__
+from vivace.config import spin_briefly
 from vivace.errors import InvalidRequestError, InvalidTextError, ModelFolderError, ServeError, VivaceError
 
 if TYPE_CHECKING:
@@ -527,6 +528,7 @@ def _end_on_signals() -> None:
 
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
+    spin_briefly()
     _end_on_signals()
     try:
         app()
