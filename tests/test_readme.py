@@ -23,7 +23,7 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-OWN_FOLDERS = ("docs/", "src/", "recipes/", "tests/")
+OWN_FOLDERS = ("docs/", "src/", "recipes/", "tests/", "deploy/")
 """Paths in the repository are written from its root; other folders are those of models and users."""
 
 OF_RECIPES = {"--out", "--device", "--vocoder-gpu"}
