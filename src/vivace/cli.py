@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -526,10 +527,20 @@ def _end_on_signals() -> None:
             signal.signal(number, end)
 
 
+def _take_any_text() -> None:
+    """Text comes in as UTF-8 whatever the locale says, and none that goes out is an error."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
     spin_briefly()
     _end_on_signals()
+    _take_any_text()
     try:
         app()
     except (ModelFolderError, ServeError) as error:

@@ -107,8 +107,12 @@ class WavWriter(AudioWriter):
         self._rate_hz = rate_hz
         self._data_bytes = 0
         self._start = self._file.tell() if self._file.seekable() else None
-        _write_all(self._file, wav_header(rate_hz, UNKNOWN_SIZE if self._start is None else 0))
-        self._file.flush()
+        try:
+            _write_all(self._file, wav_header(rate_hz, UNKNOWN_SIZE if self._start is None else 0))
+            self._file.flush()
+        except BaseException:  # a full disk
+            self.abort()
+            raise
 
     @property
     def num_samples(self) -> int:
@@ -150,9 +154,19 @@ class EncodedWriter(AudioWriter):
         container, encoding = _ENCODED[path.suffix.lower()]
         self._path = path
         self._block_samples = max(1, int(BLOCK_SECONDS * rate_hz))
-        self._file: soundfile.SoundFile | None = soundfile.SoundFile(
-            path, "w", samplerate=rate_hz, channels=1, format=container, subtype=encoding
-        )
+        self._target = _Target(path)
+        self._file: soundfile.SoundFile | None = None
+        try:
+            self._file = soundfile.SoundFile(
+                self._target, "w", samplerate=rate_hz, channels=1, format=container, subtype=encoding
+            )
+        except soundfile.SoundFileError:
+            self.abort()
+            self._target.check()
+            raise
+        except BaseException:
+            self.abort()
+            raise
 
     def write(self, samples: Float32) -> None:
         if self._file is None:
@@ -161,15 +175,46 @@ class EncodedWriter(AudioWriter):
             raise SynthesisError("The audio holds NaN or infinite samples.")
         for start in range(0, len(samples), self._block_samples):
             self._file.write(np.clip(samples[start : start + self._block_samples], -1.0, 1.0))
+            self._target.check()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        if self._finish() and self._target.error is not None:
+            self._path.unlink(missing_ok=True)
+            self._target.check()
 
     def abort(self) -> None:
-        self.close()
+        self._finish()
         self._path.unlink(missing_ok=True)
+
+    def _finish(self) -> bool:
+        """Closes the file; False if it was closed already."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        self._target.close()
+        return file is not None
+
+
+class _Target:
+    """The file that libsndfile writes. It keeps the errors of writing, of which libsndfile does not tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.error: OSError | None = None
+        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 (closed by close)
+        self.read, self.seek, self.tell = self._file.read, self._file.seek, self._file.tell
+        self.close = self._file.close
+
+    def write(self, data: bytes) -> int:
+        try:
+            _write_all(cast("BinaryIO", self._file), data)
+        except OSError as error:
+            self.error = self.error or error
+        return len(data)
+
+    def check(self) -> None:
+        """Raises the first error there was."""
+        if self.error is not None:
+            raise self.error
 
 
 def open_writer(path: Path | str, rate_hz: int) -> AudioWriter:
