@@ -335,6 +335,9 @@ def serve(
     max_characters: Annotated[
         int, typer.Option(min=1, max=100_000, help="Longest text of one request.")
     ] = 4096,
+    watermark: Annotated[
+        str | None, typer.Option(help="Installed watermark that all speech carries; none otherwise.")
+    ] = None,
     wyoming: Annotated[
         bool, typer.Option(help="Also speak Home Assistant's protocol; it has no keys.")
     ] = False,
@@ -368,7 +371,7 @@ def serve(
         from vivace.server.run import open_service, run
 
         settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
-        run(lambda: open_service(settings), fit_to_open_files(config), listener, _print, home)
+        run(lambda: open_service(settings, watermark), fit_to_open_files(config), listener, _print, home)
 
 
 @voice_app.command("add")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from vivace.audio.watermark import find_watermark
 from vivace.checkpoint.model import DTYPES
 from vivace.engine import AsyncEngine
 from vivace.server.app import create_app
 from vivace.server.door import address_of
 from vivace.server.local import LocalService
+from vivace.server.marked import MarkedService
 from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
 from vivace.server.websocket_protocol import bounded_websocket
@@ -69,12 +71,23 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
     return Server(settings)
 
 
-async def open_service(settings: EngineSettings) -> SpeechService:
+async def open_service(settings: EngineSettings, watermark: str | None = None) -> SpeechService:
     """The engine: in a process of its own where the system has them, else in a thread.
+
+    Args:
+        watermark: name of an installed one, which all speech then carries.
 
     Raises:
         ModelFolderError: the folder cannot be used; the message names the file.
+        ServeError: there is no such watermark.
     """
+    if watermark is None:
+        return await _open_plain(settings)
+    make = find_watermark(watermark)
+    return MarkedService(await _open_plain(settings), watermark, make)
+
+
+async def _open_plain(settings: EngineSettings) -> SpeechService:
     name = "vivace-mini" if settings.model == "mini" else Path(settings.model).resolve().name
     if os.name == "posix":
         return await ProcessService.open(settings, model=name)
@@ -150,7 +163,8 @@ def run_on_fast_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _greeting(service: SpeechService, address: str) -> str:
     num_voices = len(service.voices.builtin_names)
-    return f"Vivace speaks at {address} (model {service.model}, {num_voices} voices of its own)"
+    mark = f", watermark {service.watermark}" if isinstance(service, MarkedService) else ""
+    return f"Vivace speaks at {address} (model {service.model}, {num_voices} voices of its own{mark})"
 
 
 @contextlib.contextmanager

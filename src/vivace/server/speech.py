@@ -16,6 +16,7 @@ from vivace.server.answers import check_content_type, error_response
 from vivace.server.errors import ServerError, describe
 from vivace.server.events import delta_event, done_event, error_event, timing_headers
 from vivace.server.guard import CUT, WriteStalledError
+from vivace.server.marked import MarkedService
 from vivace.server.models import check_model
 from vivace.server.playback import Playback
 from vivace.server.schema import SPEECH_OPERATION
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SMALL_BODY_BYTES = 16 * 1024
 """Up to here a body is read on the event loop; larger ones in a thread."""
-_PROVENANCE = {"x-content-provenance": "synthetic-speech"}
+_PROVENANCE = "x-content-provenance"
 
 
 def add_speech_routes(app: FastAPI, service: SpeechService, config: ServerConfig) -> None:
@@ -112,6 +113,10 @@ class SpeechAnswer(Response):
         finally:
             playback.end("cancelled")
 
+    def _provenance(self) -> str:
+        mark = f"; watermark={self._service.watermark}" if isinstance(self._service, MarkedService) else ""
+        return f"synthetic-speech{mark}"
+
     async def _fail(self, scope: Scope, receive: Receive, send: Send, error: Exception) -> None:
         if self._has_started and not self._call.is_events and CUT not in scope:
             raise error
@@ -167,7 +172,7 @@ class SpeechAnswer(Response):
             "cache-control": "no-store",
             "x-accel-buffering": "no",  # or a proxy would hold the audio back
             "x-sample-rate": str(self._service.sample_rate_hz),
-            **_PROVENANCE,
+            _PROVENANCE: self._provenance(),
             **headers,
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
