@@ -3,9 +3,11 @@
 python -m benchmarks.server_load [PHASE …] | python -m benchmarks.rows benchmarks/results/server_load.jsonl
 
 Phases: ``streams`` (how many streams at once keep pace), ``idle`` (silent WebSockets), ``half-open`` (peers that take
-nothing), ``slow-loris`` (headers in drops), ``keep-alive`` (connections that stay open), all with an engine that
-costs nothing; ``soak`` (the embedded model, clients that leave and dawdle, ``--minutes``). Everything ends by itself;
-server and clients share this machine's cores. The last line is one JSON document.
+nothing), ``slow-loris`` (headers in drops), ``keep-alive`` (connections that stay open), ``drain`` (SIGTERM with
+streams running), all with an engine that costs nothing; ``faults`` (the engine process killed and stopped),
+``overload`` (ten times what it can) and ``soak`` (clients that leave and dawdle, for ``--minutes``) with the embedded
+model. Everything ends by itself; server
+and clients share this machine's cores. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import json
 import os
 import random
 import resource
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load import phases
+from benchmarks.load import faults, phases
 from benchmarks.load.server import ServerProcess
 from benchmarks.load.soak import Soak
 from vivace.bench.streaming import hardware
@@ -30,8 +33,8 @@ from vivace.bench.streaming import hardware
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-PHASES = ("streams", "idle", "half-open", "slow-loris", "keep-alive", "soak")
-MOST = {"streams": 500, "sockets": 2_000, "connections": 4_000, "clients": 32, "minutes": 600}
+PHASES = ("streams", "idle", "half-open", "slow-loris", "keep-alive", "drain", "faults", "overload", "soak")
+MOST = {"streams": 500, "sockets": 2_000, "connections": 4_000, "clients": 32, "minutes": 600, "times": 100}
 
 
 def _options() -> argparse.Namespace:
@@ -45,6 +48,7 @@ def _options() -> argparse.Namespace:
         "--sockets", type=int, default=1_000, help="WebSockets; a tenth are half-open, half in drops"
     )
     parser.add_argument("--connections", type=int, default=3_000)
+    parser.add_argument("--times", type=int, default=5, help="that the engine is killed, and stopped")
     parser.add_argument("--clients", type=int, default=4, help="of the soak")
     parser.add_argument("--minutes", type=float, default=20.0, help="of the soak")
     options = parser.parse_args()
@@ -70,13 +74,20 @@ def _phase(
         return [phases.slow_loris(server, options.sockets // 2)]
     if name == "keep-alive":
         return [phases.keep_alive(server, options.connections)]
+    if name == "drain":
+        return [faults.drain(server, server.terminate)]
+    if name == "faults":
+        numbers = (signal.SIGKILL, signal.SIGSTOP)
+        return [faults.engine_lost(server, number, options.times) for number in numbers]
+    if name == "overload":
+        return [faults.overload(server, options.seconds / 2, options.seconds)]
     return [Soak(server, random.Random(0)).run(options.clients, 60 * options.minutes)]
 
 
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One phase on a fresh server; its figures, and how the server ended."""
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess("mini" if name == "soak" else "paced", Path(folder))
+        server = ServerProcess("mini" if name in ("faults", "overload", "soak") else "paced", Path(folder))
         try:
 
             async def run() -> list[dict[str, Any]]:
@@ -85,7 +96,7 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             results = asyncio.run(run())
         finally:
             started = time.monotonic()
-            code = server.end()
+            code = server.end(is_asked=name == "drain")
     return {"steps": results, "exit_code": code, "ended_after_s": round(time.monotonic() - started, 2)}
 
 

@@ -26,7 +26,7 @@ def test_every_phase_with_the_paced_engine(server, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.load.phases.MOST_CHUNKS", 6)
     monkeypatch.setattr("benchmarks.load.phases.IDLE_SECONDS", 0.0)
     monkeypatch.setattr(server_load, "ServerProcess", lambda *_: server)
-    monkeypatch.setattr(server, "end", lambda: 0)
+    monkeypatch.setattr(server, "end", lambda **_: 0)
     server_load.main()
     monkeypatch.undo()
     document = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -57,9 +57,14 @@ class ServerProcess:
             "threads": len(list(Path(f"/proc/{self.pid}/task").iterdir())),
         }
 
-    def end(self) -> int:
-        """SIGTERM; the exit code."""
+    def terminate(self) -> None:
+        """SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
+
+    def end(self, *, is_asked: bool = False) -> int:
+        """SIGTERM, unless it ``is_asked`` to end already; the exit code."""
+        if not is_asked:
+            self.terminate()
         try:
             return self._process.wait(60)
         except subprocess.TimeoutExpired:
