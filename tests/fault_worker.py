@@ -3,7 +3,7 @@
 ``chunks=N``  N chunks of ramps (the seed is their height), one every millisecond
 ``raise``     an internal error            ``poison``  … and from now on every request has one
 ``hang``      the engine's loop gets stuck ``die``     SIGSEGV            ``fail``  the loop ends
-``wait``      chunks for ever, slowly
+``wait``      chunks for ever, slowly       ``full``   the engine has no room
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import signal
 import numpy as np
 
 from vivace.datatypes import AudioChunk, StageTimes, SynthesisResult
-from vivace.errors import InvalidAudioError, ModelFolderError
+from vivace.errors import InvalidAudioError, ModelFolderError, OverloadedError
 from vivace.server import worker
 
 CHUNK_SAMPLES = 480
@@ -74,6 +74,8 @@ class FakeStream:
         if text == "fail":
             self._engine.is_running = False
             await asyncio.Event().wait()
+        if text == "full":
+            raise OverloadedError("64 requests are running")
         if text == "wait":
             return 1_000_000
         if text == "running":  # how many others run, as a number of chunks

@@ -345,6 +345,26 @@ def test_a_lost_engine_is_replaced(faulty, caplog, fault):
     assert "engine process is replaced" in caplog.text
 
 
+def test_while_the_engine_is_full_it_is_not_asked_again(faulty):
+    """Until a request ends; without one that could, it is asked each time."""
+
+    async def refused(service, text):
+        with pytest.raises(OverloadedError) as caught:
+            await samples_of(service.stream(ask(text)))
+        assert (caught.value.code, caught.value.http_status) == ("overloaded", 503)
+
+    async def scenario(service):
+        await refused(service, "full")
+        assert len(await samples_of(service.stream(ask("chunks=1")))) == CHUNK_SAMPLES
+        async with service.stream(ask("wait")) as stream:
+            await anext(stream)
+            await refused(service, "full")
+            await refused(service, "chunks=1")
+        assert len(await samples_of(service.stream(ask("chunks=1")))) == CHUNK_SAMPLES
+
+    faulty.run(scenario)
+
+
 def test_one_failed_request_is_no_reason_to_restart(faulty):
     async def scenario(service):
         pid = service.engine_pid

@@ -67,6 +67,7 @@ class ProcessService:
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_probing = False
+        self._is_full = False  # the engine has refused a request since the last one ended
         self._supervisor = Supervisor(
             settings, watch, command, on_frame=self._on_frame, on_lost=self._on_lost
         )
@@ -189,6 +190,10 @@ class ProcessService:
         return channel
 
     async def begin(self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool) -> None:
+        if (
+            self._is_full and not self._is_draining
+        ):  # refused here, so that a crowd at the door costs the engine nothing
+            raise OverloadedError("As many requests as fit are running; try again in a moment.")
         if is_streamed:
             request = replace(request, text=())
         check_request(request, self._supervisor.settings.limits)
@@ -222,7 +227,8 @@ class ProcessService:
         if not channel.is_done:
             self.send(channel, {"kind": "cancel"})
         channel.fail(CancelledRequestError("the request was cancelled"), at_once=True)
-        self._channels.pop(channel.request_id, None)
+        if channel.request_id in self._channels:
+            self._forget(channel)
         self._running.discard(channel.request_id)
 
     # -- the engine process ------------------------------------------------------------------------------------
@@ -249,11 +255,12 @@ class ProcessService:
             channel.push(chunk_of(header, payload), result_of(header["result"]))
         elif kind == "end":
             channel.finish(result_of(header["result"]))
-            del self._channels[channel.request_id]
+            self._forget(channel)
         elif kind == "error":
             error = error_of(header)
             channel.fail(error)
-            del self._channels[channel.request_id]
+            self._forget(channel)
+            self._is_full = isinstance(error, OverloadedError) and bool(self._channels)
             if isinstance(error, SynthesisError) and not self._is_probing:
                 self._is_probing = True
                 self._keep(self._probe())
@@ -313,10 +320,16 @@ class ProcessService:
                     self.send(channel, {"kind": "cancel"})
                     error = CancelledRequestError("The audio was not taken in time.", code="write_stall")
                     channel.fail(error, at_once=True)
-                    del self._channels[channel.request_id]
+                    self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
+        """It has ended in the engine, or was told to: there may be room for another one."""
+        del self._channels[channel.request_id]
+        self._is_full = False
 
     def _fail_all(self, make_error: Callable[[], VivaceError]) -> None:
         channels, self._channels = self._channels, {}
+        self._is_full = False
         for channel in channels.values():
             channel.fail(make_error())
         for answer in self._answers.values():
