@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from vivace.audio.formats import UNKNOWN_SIZE, EncodedWriter, WavWriter, open_writer, pcm16, wav_header
+from vivace.audio.formats import (
+    PROVENANCE,
+    UNKNOWN_SIZE,
+    EncodedWriter,
+    WavWriter,
+    open_writer,
+    pcm16,
+    wav_header,
+)
 from vivace.errors import InvalidRequestError, SynthesisError
 
 RATE = 24_000
@@ -173,3 +181,21 @@ def test_unknown_suffix(tmp_path, name):
         open_writer(tmp_path / name, RATE)
     assert caught.value.code == "unsupported_value"
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3", ".ogg", ".opus"])
+def test_a_finished_file_says_that_it_is_synthetic(tmp_path, suffix):
+    path = tmp_path / f"speech{suffix}"
+    with open_writer(path, RATE) as writer:
+        writer.write(tone(6_000))
+        writer.write(tone(1_001))
+    data = path.read_bytes()
+    assert PROVENANCE.encode() in data
+    with soundfile.SoundFile(path) as file:
+        assert file.comment == PROVENANCE
+        assert suffix == ".mp3" or file.frames == 7_001
+    if suffix == ".wav":
+        assert struct.unpack("<I", data[4:8])[0] == len(data) - 8
+        assert struct.unpack("<I", data[40:44])[0] == 2 * 7_001
+        with wave.open(str(path)) as read:
+            assert read.readframes(10_000) == data[44 : 44 + 2 * 7_001]

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import soundfile
 
-from vivace.audio.formats import BLOCK_SECONDS, UNKNOWN_SIZE, pcm16, wav_header
+from vivace.audio.formats import (
+    BLOCK_SECONDS,
+    PROVENANCE,
+    SOFTWARE,
+    UNKNOWN_SIZE,
+    description_chunk,
+    pcm16,
+    wav_header,
+)
 from vivace.errors import InvalidRequestError, SynthesisError
 
 if TYPE_CHECKING:
@@ -38,8 +46,6 @@ MEDIA_TYPES: dict[StreamFormat, str] = {
     "wav": "audio/wav",
     "pcm": "audio/pcm",
 }
-PROVENANCE = "Synthetic speech, made by a machine"
-SOFTWARE = "Vivace"
 
 _LIBSNDFILE: dict[str, tuple[str, str]] = {
     "mp3": ("MP3", "MPEG_LAYER_III"),
@@ -260,16 +266,10 @@ def encode_whole(name: str, rate_hz: int, samples: Float32) -> bytes:
 
 def _whole_wav(rate_hz: int, pcm: bytes) -> bytes:
     """WAV with its description behind the samples: many clients take the samples to start at byte 44."""
-    info = b"INFO" + _info_entry(b"ISFT", SOFTWARE) + _info_entry(b"ICMT", PROVENANCE)
-    tail = b"LIST" + struct.pack("<I", len(info)) + info
+    tail = description_chunk()
     header = wav_header(rate_hz, len(pcm))
     riff_size = len(header) + len(pcm) + len(tail) - 8
     return b"RIFF" + struct.pack("<I", riff_size) + header[8:] + pcm + tail
-
-
-def _info_entry(name: bytes, text: str) -> bytes:
-    data = text.encode("ascii") + b"\0"
-    return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
 
 
 def _unsupported(what: str) -> InvalidRequestError:

@@ -27,6 +27,10 @@ UNKNOWN_SIZE = 0xFFFFFFFF
 BLOCK_SECONDS = 0.25
 """libsndfile crashes when it encodes a whole minute of Vorbis in one call; short blocks are safe."""
 
+PROVENANCE = "Synthetic speech, made by a machine"
+"""The comment in every file that has a place for one."""
+SOFTWARE = "Vivace"
+
 _ENCODED = {
     ".flac": ("FLAC", "PCM_16"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
@@ -54,6 +58,17 @@ def wav_header(rate_hz: int, data_bytes: int) -> bytes:
     form = struct.pack("<HHIIHH", 1, 1, rate_hz, 2 * rate_hz, 2, 16)
     data_size = struct.pack("<I", data_bytes if known else UNKNOWN_SIZE)
     return b"RIFF" + struct.pack("<I", riff_size) + b"WAVEfmt \x10\0\0\0" + form + b"data" + data_size
+
+
+def description_chunk() -> bytes:
+    """What a WAV file says of its origin; stands behind the samples."""
+    info = b"INFO" + _info_entry(b"ISFT", SOFTWARE) + _info_entry(b"ICMT", PROVENANCE)
+    return b"LIST" + struct.pack("<I", len(info)) + info
+
+
+def _info_entry(name: bytes, text: str) -> bytes:
+    data = text.encode("ascii") + b"\0"
+    return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
 
 
 class AudioWriter(ABC):
@@ -133,14 +148,32 @@ class WavWriter(AudioWriter):
         self._file.flush()
 
     def close(self) -> None:
+        try:
+            self._describe()
+        except BaseException:  # a full disk
+            self.abort()
+            raise
+        self._release()
+
+    def abort(self) -> None:
+        self._release()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _release(self) -> None:
         if self._file is not None and self._path is not None:
             self._file.close()
         self._file = None
 
-    def abort(self) -> None:
-        self.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+    def _describe(self) -> None:
+        """Says behind the samples where they come from, in a file of our own."""
+        tail = description_chunk()
+        riff_size = WAV_HEADER_BYTES - 8 + self._data_bytes + len(tail)
+        if self._file is None or self._path is None or self._start is None or riff_size > UNKNOWN_SIZE:
+            return
+        _write_all(self._file, tail)
+        self._file.seek(self._start + 4)
+        _write_all(self._file, struct.pack("<I", riff_size))
 
 
 class EncodedWriter(AudioWriter):
@@ -160,6 +193,7 @@ class EncodedWriter(AudioWriter):
             self._file = soundfile.SoundFile(
                 self._target, "w", samplerate=rate_hz, channels=1, format=container, subtype=encoding
             )
+            self._file.comment, self._file.software = PROVENANCE, SOFTWARE
         except soundfile.SoundFileError:
             self.abort()
             self._target.check()
