@@ -21,8 +21,8 @@ from tests.helpers import speech_like_wav
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "docs" / name for name in ("clients.md", "http.md", "protocol.md")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IN_DEV = {"openai", "websockets", "wyoming"}
-BY_HAND = {"elevenlabs", "livekit", "pipecat"}
+IN_DEV = {"elevenlabs", "openai", "websockets", "wyoming"}
+BY_HAND = {"livekit", "pipecat"}
 
 
 def blocks(kind: str, pages: list[Path] = PAGES):
