@@ -40,20 +40,14 @@ def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """The fastest kernels that fit."""
+    """The fastest kernels that fit, as far as measured.
+
+    ``dit_hopper.HopperKernels`` (attention for Hopper beside the same products) is not chosen: its whole was not
+    faster up to ten seconds of context.
+    """
+    del config
     if not kernels_run_on(dtype, device):
         return dit_reference
     from vivace.kernels import dit
-    from vivace.kernels.cuda import KernelUnavailableError
-    from vivace.kernels.dit_hopper import HopperKernels, serves
 
-    sizes = config.dit
-    fits = serves(
-        sizes.dim, sizes.heads, sizes.dim_head, sizes.dim * sizes.ff_mult, sizes.static_chunk_frames, dtype
-    )
-    if fits and torch.cuda.get_device_capability(device) == (9, 0):
-        try:
-            return HopperKernels(device.index)
-        except KernelUnavailableError as error:
-            _log.warning("the flow takes its general kernels, which are slower: %s", error)
     return dit
