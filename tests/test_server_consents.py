@@ -164,3 +164,29 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path):
     for digit in "0123":
         with pytest.raises(ConsentNotFoundError):
             consents.get(f"cons_{digit * 24}")
+
+
+def test_what_a_crash_left_behind_is_removed(tmp_path):
+    made = ConsentRegistry(tmp_path).create("a", "en", b"sound")
+    old, new = (tmp_path / "consents" / f".{made.id}.consent.{digit * 16}.tmp" for digit in "01")
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert ConsentRegistry(tmp_path).list() == [made]
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_full_disk_keeps_the_old_label(tmp_path, monkeypatch):
+    consents = ConsentRegistry(tmp_path)
+    made = consents.create("a", "en", b"sound")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for change in (lambda: consents.rename(made.id, "b"), lambda: consents.create("c", "en", b"sound")):
+        with pytest.raises(VivaceError) as caught:
+            change()
+        assert caught.value.code == "storage_full"
+    assert consents.list() == [made]
+    assert len(list((tmp_path / "consents").iterdir())) == 1

@@ -6,6 +6,7 @@ Readable by their owner only; never sent to anybody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.errors import VivaceError
-from vivace.voice.file import sync_folder, temporary_file
+from vivace.voice.file import TEMPORARY_SUFFIX, sync_folder, temporary_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,7 @@ MAX_CONSENTS = 1_000
 MAX_HEAD_BYTES = 4 * 1024
 SUBFOLDER = "consents"
 SUFFIX = ".consent"
+STALE_SECONDS = 3600.0
 
 _ID = re.compile(rf"{PREFIX}[0-9a-f]{{24}}")
 
@@ -68,6 +70,7 @@ class ConsentRegistry:
         self._folder = voices_folder / SUBFOLDER
         self._max_consents = max_consents
         self._lock = threading.Lock()
+        self._remove_stale_files()
 
     def create(self, name: str, language: str, recording: bytes) -> Consent:
         """Stores a recording. It is on disk when this returns.
@@ -126,6 +129,14 @@ class ConsentRegistry:
             except ConsentNotFoundError:
                 continue
         return sorted(found, key=lambda consent: (consent.created_at, consent.id))
+
+    def _remove_stale_files(self) -> None:
+        """Temporary files of writers that did not live to remove them."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob(f".{PREFIX}*{TEMPORARY_SUFFIX}"):
+                with contextlib.suppress(OSError):  # its writer may finish meanwhile
+                    if time.time() - path.lstat().st_mtime > STALE_SECONDS:
+                        path.unlink()
 
     def _path(self, consent_id: str) -> Path:
         if _ID.fullmatch(consent_id) is None:
