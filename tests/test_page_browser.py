@@ -85,7 +85,7 @@ def test_speaks_draws_and_measures(pages, fake):
         "timing": True,
         "speed": 1,
         "seed": 0,
-        "voice": "daniel",
+        "voice": "heart",
     }
     assert text == {"type": "input.text", "text": "It speaks."}
     assert done == {"type": "input.done"}
@@ -327,7 +327,7 @@ def test_download(pages, fake):
         page.click("#download")
     assert found.value.suggested_filename == "vivace.flac"
     assert found.value.path().read_bytes().startswith(b"fLaC")
-    wanted = {"input": "Keep this.", "response_format": "flac", "seed": 5, "voice": "daniel"}
+    wanted = {"input": "Keep this.", "response_format": "flac", "seed": 5, "voice": "heart"}
     assert wanted.items() <= fake.speech[0].items()
 
 
@@ -600,7 +600,7 @@ def test_everything_has_a_name_and_a_place_in_the_order(pages, fake):
             "text",
             "speak",
             "typing",
-            "INPUT.daniel",
+            "INPUT.heart",
             "new-voice",
             "speed",
         ),
