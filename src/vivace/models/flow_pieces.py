@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vivace.config import RegulatedFlowConfig
 from vivace.models.flow_regulated import HEAD_TOKENS, RegulatedFlow
+from vivace.models.flow_stream import ShouldStop, check_wanted
 
 CONTEXT_SECONDS = 2
 """Speech before a piece that is computed with it."""
@@ -35,6 +36,7 @@ class PieceStream:
         overlap: frames behind the last piece as it saw them ``[80, n]``.
         cache: noise and encoded tokens that the reference's scheme repeats, ``[2, 80, n]``.
         finished: the last token came and its frames were returned.
+        should_stop: as in ``FlowStream``, but asked once a piece.
     """
 
     spks: Tensor
@@ -47,6 +49,7 @@ class PieceStream:
     first: int = 0
     done: int = 0
     finished: bool = False
+    should_stop: ShouldStop | None = None
 
     @property
     def num_frames(self) -> int:
@@ -113,6 +116,7 @@ class PieceFlow(RegulatedFlow):
 
     def _run_piece(self, stream: PieceStream, count: int, *, is_last: bool) -> Tensor:
         """The frames of the next ``count`` tokens, float32 ``[80, frames]``."""
+        check_wanted(stream.should_stop)
         config, prompt_frames = self.config, len(stream.prompt_mel)
         begin = self._window_start(stream.done)
         end = stream.done + count + (0 if is_last else config.lookahead_tokens)
