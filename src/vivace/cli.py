@@ -514,6 +514,67 @@ def bench_llm(
     _print_json(document)
 
 
+@bench_app.command("ladder")
+def bench_ladder(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
+    ] = "mini",
+    tokens: Annotated[
+        str, typer.Option(help="Speech tokens of each phrase; empty: 150,200,230, on a CPU half of that.")
+    ] = "",
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 1,
+    alone: Annotated[bool, typer.Option(help="Also each change alone.")] = True,
+    rungs: Annotated[str, typer.Option(help="Some rungs by name, separated by commas; empty: all.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for JSON, CSV and a report; a second run goes on there."),
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """From the reference's way to the engine, one change at a time, on this machine."""
+    from vivace.bench.ladder import parse_tokens, run
+    from vivace.bench.ladder_table import ladder_progress, print_ladder
+    from vivace.bench.report import ladder_page
+
+    with ladder_progress() as progress:
+        document = run(
+            model,
+            device=device,
+            tokens=parse_tokens(tokens),
+            runs=runs,
+            alone=alone,
+            rungs=tuple(rung.strip() for rung in rungs.split(",") if rung.strip()),
+            out=out,
+            progress=progress,
+        )
+    print_ladder(document)
+    if out is not None:
+        (out / "ladder.html").write_text(ladder_page(document), encoding="utf-8")
+        _print(f"{out / 'ladder.html'}: open it in a browser")
+    _print_json(document)
+
+
+@app.command()
+def limits(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
+    ] = "mini",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also the engine, in percent of the floor.")
+    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """What this machine allows at best with a model: floors of every stage, first audio, throughput."""
+    from vivace.bench.limits import run
+    from vivace.bench.limits_table import print_limits
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(model, device=device, dtype=DTYPES[dtype.value], measure=measure)
+    print_limits(document)
+    _print_json(document)
+
+
 def _one_line(error: VivaceError) -> str:
     return " ".join(error.message.split())
 

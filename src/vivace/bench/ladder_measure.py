@@ -1,0 +1,246 @@
+"""Measures one rung of the ladder: its own stages, or the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from vivace.bench import ladder_quality as quality
+from vivace.bench.ladder_lm import open_decoder
+from vivace.bench.ladder_setup import Setup, fix_length
+from vivace.bench.ladder_speech import Hops, Phrase, Spoken, Stages
+from vivace.bench.llm import exactness
+from vivace.datatypes import SamplingParams
+from vivace.engine.engine import Engine
+from vivace.engine.lm_runner import PlainSequence
+from vivace.engine.loading import Assets, load_assets
+from vivace.engine.request import SynthesisRequest
+from vivace.models.lm_single import SingleStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vivace.bench.ladder_rungs import Plan, Switches
+    from vivace.datatypes import Samples
+
+Judge = Callable[[str, "Samples", int], float]
+"""Word error rate of samples at a rate in hertz, against the text that they should speak."""
+
+WARM_TOKENS = 60
+QUALITY_TOKENS = 60
+DISPATCH_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured, under the names of the benchmark rows; stage times are sums over the phrases."""
+
+    runs: int
+    audio_seconds: float
+    ttfb_ms_p50: float
+    ttfb_ms_each: list[float]
+    rtf: float
+    tps: float
+    lm_ms: float
+    flow_ms: float
+    vocoder_ms: float
+    host_us_per_step: float | None
+    peak_memory_bytes: int | None
+    lm_kl: float
+    mel_snr_db: float
+    wer: float | None
+
+
+class Measurer:
+    """Runs plans on one setup; keeps what they are compared with."""
+
+    def __init__(self, setup: Setup, runs: int, judge: Judge | None = None) -> None:
+        self._setup, self._runs, self._judge = setup, runs, judge
+        generator = torch.Generator().manual_seed(0)
+        vocab = setup.flow.config.vocab_size
+        self._tokens: list[int] = torch.randint(vocab, (QUALITY_TOKENS,), generator=generator).tolist()
+        self._scores = quality.lm_scores(setup.lm)
+        self._mel = quality.whole_mel(setup.flow, setup.voice, self._tokens)
+
+    def measure(self, plan: Plan) -> Figures:
+        """Warms up, speaks all phrases ``runs`` times, and compares with float32."""
+        if plan.switches.engine:
+            return self._measure_engine()
+        return self._measure_stages(plan.switches)
+
+    @torch.inference_mode()
+    def _measure_stages(self, switches: Switches) -> Figures:
+        setup = self._setup
+        lm, flow = setup.speech_lm(half=switches.half_lm), setup.flow_model(half=switches.half_flow)
+        compiled = flow.dit.forward
+        if switches.compiled:
+            flow.dit.forward = torch.compile(compiled, dynamic=True)  # type: ignore[method-assign]
+        try:
+            decoder = open_decoder(lm, switches, setup.capacity)
+            config = setup.assets.model.config
+            stages = Stages(config, setup.voice, switches, decoder, flow, setup.vocoder)
+            self._warm_up(stages)
+            runs, peak = self._speak_all(stages.speak)
+        finally:
+            if switches.compiled:
+                del flow.dit.forward
+        mel = quality.streamed_mel if switches.incremental_flow else quality.whole_mel
+        kl = quality.kl_mean(self._scores, quality.lm_scores(lm)) if switches.half_lm else 0.0
+        return self._figures(runs, peak, kl, mel(flow, setup.voice, self._tokens))
+
+    def _warm_up(self, stages: Stages) -> None:
+        """A short phrase; on a GPU, where shapes are compiled and memory grows, all of them."""
+        phrases = self._setup.phrases
+        if self._setup.device.type != "cuda":
+            phrases = [Phrase(phrases[0].text, phrases[0].given, min(WARM_TOKENS, phrases[0].num_tokens))]
+        for phrase in phrases:
+            stages.speak(phrase)
+        stages.hops = Hops(stages.switches, stages.hops.prompt_tokens)
+
+    def _measure_engine(self) -> Figures:
+        setup = self._setup
+        dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
+        assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype)
+        with Engine(assets) as engine:
+            engine.warm_up()
+            dispatch_s = _launch_s(engine, assets)
+
+            def speak(phrase: Phrase) -> Spoken:
+                fix_length(assets, phrase)
+                return _spoken(engine, setup, phrase, dispatch_s)
+
+            for phrase in setup.phrases:
+                speak(phrase)
+            runs, peak = self._speak_all(speak)
+            mel = _engine_mel(engine, setup, self._tokens)
+            kl = self._engine_kl(assets)
+        return self._figures(runs, peak, kl, mel)
+
+    def _engine_kl(self, assets: Assets) -> float:
+        lm = assets.model.lm
+        if SingleStep.fits(lm):
+            return quality.kl_mean(self._scores, quality.single_step_scores(lm))
+        if self._setup.device.type == "cuda":
+            ways = {
+                entry["choice"]: entry["kl_mean"] for entry in exactness(self._setup.speech_lm(half=True))
+            }
+            return float(ways.get("kernels, 1 rows", ways["plain"]))
+        return 0.0
+
+    def _speak_all(self, speak: Callable[[Phrase], Spoken]) -> tuple[list[list[Spoken]], int | None]:
+        forget_peak(self._setup.device)
+        runs = [[speak(phrase) for phrase in self._setup.phrases] for _ in range(self._runs)]
+        return runs, peak_memory(self._setup.device)
+
+    def _figures(self, runs: list[list[Spoken]], peak: int | None, kl: float, mel: Tensor) -> Figures:
+        setup = self._setup
+        rate = setup.assets.model.config.sample_rate_hz
+        tokens = sum(phrase.num_tokens for phrase in setup.phrases)
+        audio_s = sum(len(spoken.samples) for spoken in runs[0]) / rate
+
+        def middle(figure: Callable[[Spoken], float]) -> float:
+            return median(sum(figure(spoken) for spoken in run) for run in runs)
+
+        ttfb = [median(run[index].ttfb_s for run in runs) * 1e3 for index in range(len(setup.phrases))]
+        dispatch = [spoken.dispatch_s for run in runs for spoken in run if spoken.dispatch_s is not None]
+        wer = None
+        if self._judge is not None:
+            pairs = zip(setup.phrases, runs[0], strict=True)
+            errors = [self._judge(phrase.text, spoken.samples, rate) for phrase, spoken in pairs]
+            wer = sum(errors) / len(errors)
+        return Figures(
+            runs=len(runs),
+            audio_seconds=round(audio_s, 3),
+            ttfb_ms_p50=round(median(ttfb), 2),
+            ttfb_ms_each=[round(each, 2) for each in ttfb],
+            rtf=round(middle(lambda spoken: spoken.wall_s) / audio_s, 5),
+            tps=round(tokens / middle(lambda spoken: spoken.lm_s), 1),
+            lm_ms=round(middle(lambda spoken: spoken.lm_s) * 1e3, 2),
+            flow_ms=round(middle(lambda spoken: spoken.flow_s) * 1e3, 2),
+            vocoder_ms=round(middle(lambda spoken: spoken.vocoder_s) * 1e3, 2),
+            host_us_per_step=round(median(dispatch) * 1e6, 2) if dispatch else None,
+            peak_memory_bytes=peak,
+            lm_kl=kl,
+            mel_snr_db=round(quality.snr_db(self._mel, mel), 2),
+            wer=wer,
+        )
+
+
+def _spoken(engine: Engine, setup: Setup, phrase: Phrase, dispatch_s: float | None) -> Spoken:
+    result = engine.synthesize(SynthesisRequest(phrase.text, voice=setup.voice))
+    times = asdict(result.times)
+    return Spoken(
+        samples=result.samples,
+        ttfb_s=result.ttfb_ms / 1e3,
+        wall_s=result.wall_ms / 1e3,
+        lm_s=times["lm_ms"] / 1e3,
+        flow_s=(times["flow_ms"] + times["prompt_ms"]) / 1e3,
+        vocoder_s=times["vocoder_ms"] / 1e3,
+        dispatch_s=dispatch_s,
+    )
+
+
+@torch.inference_mode()
+def _engine_mel(engine: Engine, setup: Setup, tokens: list[int]) -> Tensor:
+    """What the engine's own flow makes of the tokens."""
+    runner = engine._stages._flow
+    stream = runner.open(setup.voice)
+    try:
+        mel = runner.step(stream, list(tokens), is_last=True)  # type: ignore[arg-type]
+        runner.check()
+        return mel.float().cpu().clone()
+    finally:
+        runner.close(stream)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def _launch_s(engine: Engine, assets: Assets) -> float | None:
+    """Host seconds to queue one decoding step on a device; None where host and device are one."""
+    device = engine._stages._device
+    if device is None or device.lm is None:
+        return None
+    lm = device.lm
+    sequence = PlainSequence(lm.lm, [], list(range(8)), [])
+    session = lm.open(
+        sequence, SamplingParams(), segment=0, token_text_ratio=(1e3, 1e3), max_tokens=4 * DISPATCH_STEPS
+    )
+    try:
+        session.decode(2)
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        session.launch(DISPATCH_STEPS)
+        spent = time.perf_counter() - begun
+        session.collect()
+    finally:
+        session.close()
+    return spent / DISPATCH_STEPS
+
+
+_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def forget_peak(device: torch.device) -> None:
+    """Peak memory counts from here, where the system can do that."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """On CUDA the allocator's peak; elsewhere the process's resident peak, None where the system has no such figure."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None

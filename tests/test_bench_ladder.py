@@ -1,0 +1,290 @@
+"""``vivace bench ladder``: every rung speaks the same amount, says what it changes, and a second run goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from dataclasses import asdict, replace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.test_bench_llm import random_lm
+from vivace.bench import ladder
+from vivace.bench.ladder_lm import DecodeTimes, EagerDecoder, LMInput, StaticDecoder, draw_in_loop
+from vivace.bench.ladder_quality import BEST_SNR_DB, snr_db
+from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
+from vivace.bench.ladder_setup import open_setup
+from vivace.bench.ladder_speech import Hops, Stages, TokenBox, WholeFlow
+from vivace.bench.report import ladder_page
+from vivace.bench.report_charts import Bar, bar_chart
+from vivace.cli import app
+from vivace.config import SamplingConfig, SpeechLMConfig
+from vivace.engine.flow_runner import FlowRunner
+from vivace.errors import InvalidRequestError
+from vivace.random_checkpoint import tiny_config
+
+SOME = ("reference", "half-flow", "compile", "early-border", "kernels", "int8")
+
+
+@pytest.fixture(scope="module")
+def setup(random_model_folder):
+    opened = open_setup(str(random_model_folder), "cpu", (40,))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def finished(random_model_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ladder")
+    return ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out), out
+
+
+def test_every_rung_speaks_the_same_amount(finished):
+    document, _ = finished
+    measured = [row for row in document["rows"] if row["reason"] is None]
+    assert [(row["rung"], row["kind"]) for row in measured] == [
+        ("reference", "cumulative"),
+        ("half-flow", "cumulative"),
+        ("half-flow", "alone"),
+        ("early-border", "cumulative"),
+        ("early-border", "alone"),
+        ("kernels", "cumulative"),
+    ]
+    assert {row["audio_seconds"] for row in measured} == {1.6}
+    for row in measured:
+        assert 0 < row["ttfb_ms_p50"] <= row["rtf"] * row["audio_seconds"] * 1e3 + 1
+        assert row["tps"] == pytest.approx(40e3 / row["lm_ms"], rel=0.01)
+
+
+def test_what_cannot_run_is_a_row_with_a_reason(finished):
+    document, _ = finished
+    reasons = {row["rung"]: row["reason"] for row in document["rows"]}
+    assert reasons["int8"] == "not part of Vivace yet"
+    if not torch.cuda.is_available():
+        assert reasons["compile"] == "needs a CUDA device"
+
+
+def test_quality_differs_from_float32_where_precision_does(finished):
+    document, _ = finished
+    rows = {(row["rung"], row["kind"]): row for row in document["rows"]}
+    assert rows["reference", "cumulative"]["mel_snr_db"] == BEST_SNR_DB
+    assert 10 < rows["half-flow", "cumulative"]["mel_snr_db"] < 80
+    assert rows["kernels", "cumulative"]["mel_snr_db"] > 80
+    assert rows["kernels", "cumulative"]["lm_kl"] < 1e-6
+
+
+def test_a_rung_that_fails_does_not_end_the_run(random_model_folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of luck\nsecond line")
+
+    monkeypatch.setattr(ladder.Measurer, "measure", fail)
+    found = ladder.run(str(random_model_folder), tokens=(40,), rungs=("reference",))
+    assert [(row["reason"], row["rtf"]) for row in found["rows"]] == [("out of luck", None)]
+
+
+def test_files_hold_what_the_document_holds(finished):
+    document, out = finished
+    assert json.loads((out / "ladder.json").read_text(encoding="utf-8")) == document
+    rows = list(csv.DictReader(io.StringIO((out / "ladder.csv").read_text(encoding="utf-8"))))
+    assert [row["rung"] for row in rows] == [row["rung"] for row in document["rows"]]
+    assert float(rows[0]["rtf"]) == document["rows"][0]["rtf"]
+
+
+def test_a_second_run_goes_on_where_the_first_one_ended(finished, random_model_folder, monkeypatch):
+    document, out = finished
+
+    def refuse(*_):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(ladder.Measurer, "measure", refuse)
+    again = ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out)
+    assert again["rows"] == document["rows"]
+    with pytest.raises(InvalidRequestError, match="another tokens"):
+        ladder.run(str(random_model_folder), tokens=(45,), rungs=SOME, out=out)
+
+
+def test_report_needs_nothing_from_elsewhere(finished):
+    page = ladder_page(finished[0])
+    for part in (
+        "as the reference does it",
+        "RTX 3090",
+        "NVIDIA T4",
+        "needs a CUDA device",
+        "floor, float32",
+    ):
+        assert part in page, part
+    assert page.count("<svg") == 4
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_chart_is_well_formed_and_longer_for_more():
+    picture = bar_chart("a < b", [Bar("one & two", ((2.0, "#000"),), "2"), Bar("x", ((8.0, "#000"),), "8")])
+    widths = [
+        float(element.get("width"))
+        for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    assert widths[1] == pytest.approx(4 * widths[0], rel=0.01)
+
+
+def test_command_prints_a_table_and_one_document(random_model_folder):
+    arguments = ["bench", "ladder", "-m", str(random_model_folder), "--tokens", "30", "--rungs", "kernels"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert any("TTFB" in line for line in lines)
+    assert json.loads(lines[-1])["bench"] == "ladder"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"runs": 0}, {"tokens": (5,)}, {"tokens": (40, 40, 40, 40)}, {"rungs": ("warp drive",)}]
+)
+def test_arguments_out_of_range(wrong):
+    with pytest.raises(InvalidRequestError):
+        ladder.run("mini", **wrong)
+
+
+def test_lengths_of_the_command_line():
+    assert ladder.parse_tokens("150, 200") == (150, 200)
+    assert ladder.parse_tokens("") == ()
+    with pytest.raises(InvalidRequestError):
+        ladder.parse_tokens("150,,200")
+
+
+# -- rungs -----------------------------------------------------------------------------------------------------
+
+
+def test_rungs_keep_what_came_before_and_alone_has_one_change():
+    plans = plan_ladder("cuda")
+    changes = {rung.name: dict(rung.change) for rung in RUNGS}
+    expected = Switches()
+    for plan in plans:
+        if plan.kind == "alone":
+            assert plan.switches == replace(Switches(), **changes[plan.rung.name])
+        else:
+            expected = replace(expected, **changes[plan.rung.name])
+            assert plan.switches == expected
+    assert expected.engine
+    assert len({plan.key for plan in plans}) == len(plans)
+
+
+def test_a_cpu_does_not_carry_half_precision_on():
+    last = {plan.rung.name: plan for plan in plan_ladder("cpu", alone=False)}
+    assert last["half-flow"].switches.half_flow
+    assert not last["early-border"].switches.half_flow
+    assert last["cuda-graphs"].reason is not None
+    assert not last["early-border"].switches.graphs
+
+
+def test_every_switch_has_a_rung():
+    changed = {name for rung in RUNGS for name, _ in rung.change}
+    assert changed == set(asdict(Switches()))
+
+
+# -- the reference's way -----------------------------------------------------------------------------------------
+
+
+def hop_list(switches, prompt_tokens, chunks, hops=None):
+    hops = hops or Hops(switches, prompt_tokens)
+    hops.begin()
+    taken = []
+    for _ in range(chunks):
+        taken.append(hops.take())
+        hops.done(taken[-1])
+    return taken, hops
+
+
+def test_hops_grow_and_stay_grown_as_in_the_reference():
+    first, hops = hop_list(Switches(), 40, 4)
+    assert first == [35, 50, 100, 100]
+    assert hop_list(Switches(), 40, 2, hops)[0] == [110, 100]
+    own = Switches(borders="own")
+    assert hop_list(own, 40, 2, hop_list(own, 40, 4)[1])[0] == [35, 50]
+    assert hop_list(Switches(borders="early"), 40, 3)[0] == [10, 25, 25]
+
+
+def test_whole_flow_gives_the_frames_of_the_stream(setup):
+    tokens = list(range(1, 41))
+    whole, runner = WholeFlow(setup.flow, setup.voice), FlowRunner(setup.flow)
+    stream = runner.open(setup.voice)
+    border = 25 - len(setup.voice.speech_tokens) % 25
+    with torch.inference_mode():
+        first = whole.step(tokens[: border + 3], is_last=False)
+        kept = runner.step(stream, tokens[: border + 3], is_last=False)
+    assert first.shape == (80, 2 * border)
+    assert snr_db(kept, first) > 80
+
+
+def test_loop_draws_from_the_nucleus_and_breaks_repetition():
+    rule = SamplingConfig(top_p=0.8, top_k=25, win_size=10, tau_r=0.1)
+    scores = torch.tensor([0.0, 5.0, 9.0, 9.0, -20.0])
+    torch.manual_seed(0)
+    drawn = {draw_in_loop(scores.clone(), [], rule) for _ in range(50)}
+    assert drawn == {2, 3}
+    alone = torch.tensor([0.0, 50.0, 0.0])
+    assert draw_in_loop(alone.clone(), [], rule) == 1
+    assert draw_in_loop(alone.clone(), [1], rule) in (0, 2)
+
+
+@pytest.mark.parametrize("sampling", ["vectorised", "device"])
+def test_decoders_draw_the_same_tokens(sampling):
+    config = tiny_config().lm
+    assert isinstance(config, SpeechLMConfig)
+    lm, given = random_lm(config, "cpu", torch.float32), LMInput([1, 2, 3], [4, 5])
+    times = DecodeTimes()
+    static = StaticDecoder(lm, 40, compiled=False, graphs=False).decode(given, 12, DecodeTimes())
+    eager = EagerDecoder(lm, keep_states=sampling == "device", sampling=sampling).decode(given, 12, times)
+    expected = [token for burst in static for token in burst]
+    assert [token for burst in eager for token in burst] == expected
+    assert times.steps == len(expected) - 1 == 11
+
+
+def test_who_waits_for_tokens_hears_of_the_end_and_of_faults():
+    for polls in (True, False):
+        box = TokenBox()
+        box.add([1, 2, 3])
+        box.wait(2, polls=polls)
+        thread = threading.Thread(target=box.end)
+        thread.start()
+        box.wait(9, polls=polls)
+        thread.join()
+        box.end(ValueError("broken"))
+        with pytest.raises(ValueError, match="broken"):
+            box.wait(9, polls=polls)
+
+
+def test_a_decoder_that_fails_fails_the_phrase(setup):
+    class Broken:
+        def decode(self, given, count, times):
+            yield [1]
+            raise RuntimeError("no more")
+
+    stages = Stages(
+        setup.assets.model.config,
+        setup.voice,
+        Switches(waiting="event"),
+        Broken(),
+        setup.flow,
+        setup.vocoder,
+    )
+    with pytest.raises(RuntimeError, match="no more"):
+        stages.speak(setup.phrases[0])
+
+
+def test_parallel_vocoder_speaks_what_the_one_in_turn_speaks(setup):
+    base = Switches(
+        waiting="event", incremental_flow=True, incremental_vocoder=True, borders="early", sampling="device"
+    )
+    found = []
+    for switches in (base, replace(base, parallel=True), replace(base, incremental_vocoder=False)):
+        decoder = EagerDecoder(setup.lm, keep_states=False, sampling="device")
+        stages = Stages(setup.assets.model.config, setup.voice, switches, decoder, setup.flow, setup.vocoder)
+        found.append(torch.from_numpy(stages.speak(setup.phrases[0]).samples))
+    assert len(found[0]) == 40 * 960
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], atol=1e-4)
