@@ -289,10 +289,10 @@ def test_closing_ends_the_thread_and_every_stream(make, ask):
 
 def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(make, ask, caplog):
     class BrokenScheduler(Scheduler):
-        def plan(self):
+        def plan(self, now_ms=0):
             if len(self):
                 raise ZeroDivisionError
-            return super().plan()
+            return super().plan(now_ms)
 
     async def scenario(engine):
         with pytest.raises(CancelledRequestError, match="closed"):

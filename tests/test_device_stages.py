@@ -20,7 +20,7 @@ def plain():
 def paged():
     with Engine.open("mini", warm_up=False) as engine:
         stages = DeviceStages.build(engine._assets.model, engine._assets.limits, max_rows=3)
-        engine._stages.use(stages)
+        engine.use_device(stages)
         yield engine, stages
 
 
@@ -97,11 +97,18 @@ def test_a_cancelled_request_gives_everything_back(paged):
         next(stream)
 
 
-def test_no_more_utterances_than_slots(paged):
+def test_more_utterances_than_slots_wait_and_too_many_are_refused(paged):
     engine, stages = paged
-    streams = [engine.stream(SynthesisRequest(TEXT)) for _ in range(3)]
-    with pytest.raises(OverloadedError):
+    running, queued = stages.capacity.running, stages.capacity.queue
+    streams = [engine.stream(SynthesisRequest(TEXT)) for _ in range(running + queued)]
+    with pytest.raises(OverloadedError) as caught:
         engine.stream(SynthesisRequest(TEXT))
+    assert caught.value.retry_after_s >= 1
+    assert engine.gauges()["queue_length"] == queued
+    for stream in streams[:3]:
+        stream.close()
+    assert engine.gauges()["queue_length"] == queued - 3
+    assert streams[3].collect().finish_reason in ("stop", "length")
     for stream in streams:
         stream.close()
     assert held(stages) == (0, 0, 0)
@@ -111,14 +118,14 @@ def test_no_more_utterances_than_slots(paged):
 def test_the_next_tokens_are_queued_while_audio_is_made(paged, monkeypatch):
     engine, stages = paged
     queued = []
-    launch = stages.vocoder.launch
+    launch = stages.vocoder.launch_batch
 
     def note(*arguments):
         pending = launch(*arguments)
         queued.append(("vocoder", None))
         return pending
 
-    monkeypatch.setattr(stages.vocoder, "launch", note)
+    monkeypatch.setattr(stages.vocoder, "launch_batch", note)
     step = stages.lm.launch
     monkeypatch.setattr(stages.lm, "launch", lambda work: queued.append(("lm", None)) or step(work))
     collect = stages.vocoder.collect

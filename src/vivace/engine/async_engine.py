@@ -4,7 +4,8 @@
         async for chunk in engine.stream(SynthesisRequest("Hello!")):
             await play(chunk.samples)
 
-The engine's thread never waits for a consumer: a stream whose chunks are not taken pauses alone.
+The engine's thread never waits for a consumer: a stream whose chunks are not taken pauses alone, and ends when nothing
+is taken for ``STALL_S``.
 """
 
 from __future__ import annotations
@@ -32,11 +33,20 @@ if TYPE_CHECKING:
     from vivace.voice import Voice, VoiceRegistry
 
 
-class AsyncEngine:
-    """Wraps an ``Engine`` and runs it in a thread of its own until ``close``."""
+STALL_S = 60.0
+"""How long a paused stream's consumer may take nothing before its request ends with ``consumer_stalled``."""
 
-    def __init__(self, engine: Engine) -> None:
+
+class AsyncEngine:
+    """Wraps an ``Engine`` and runs it in a thread of its own until ``close``.
+
+    Args:
+        stall_s: see ``STALL_S``.
+    """
+
+    def __init__(self, engine: Engine, *, stall_s: float = STALL_S) -> None:
         self._engine = engine
+        engine.end_stalled_after(stall_s)
         self._thread = threading.Thread(target=engine.run_forever, name="vivace-engine", daemon=True)
         self._thread.start()
 
@@ -51,6 +61,8 @@ class AsyncEngine:
         voices_folder: Path | None = None,
         limits: Limits | None = None,
         warm_up: bool = True,
+        max_streams: int = 64,
+        deterministic: bool = False,
     ) -> AsyncEngine:
         """As ``Engine.open``, without holding up the event loop."""
         engine = await asyncio.to_thread(
@@ -62,6 +74,8 @@ class AsyncEngine:
             voices_folder=voices_folder,
             limits=limits,
             warm_up=warm_up,
+            max_streams=max_streams,
+            deterministic=deterministic,
         )
         return cls(engine)
 
@@ -133,9 +147,10 @@ class AsyncEngine:
 
     def gauges(self) -> dict[str, float]:
         """Figures for a server's metrics, by their names there."""
+        figures = self._engine.gauges()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return {"gpu_memory_bytes": float(torch.cuda.memory_allocated())}
-        return {}
+            figures["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
+        return figures
 
     async def close(self) -> None:
         """Cancels everything and ends the thread."""

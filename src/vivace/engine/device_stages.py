@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_device import LMDevice
+from vivace.engine.ticket import Capacity
 from vivace.engine.vocoder_runner import VocoderSession
-from vivace.errors import OverloadedError
 from vivace.layers.stretch import MelStretch
 from vivace.models.device_kinds import AnyDeviceFlow, make_device_flow
 from vivace.models.flow import FlowModel
@@ -34,9 +36,22 @@ if TYPE_CHECKING:
     from vivace.models.kinds import AnyVocoder
     from vivace.voice import Voice
 
+FlowItem = tuple[PagedStream, Sequence[int], bool]
+"""A stream, its next tokens, and whether they are the last."""
+
 MAX_ROWS = 64
 """Segments that may be decoded, and utterances that may be rendered, side by side."""
 
+PACKED_ROWS = 16
+"""Streams of one launch of the flow or the vocoder."""
+
+MOST_CHUNKS = 64
+"""Chunks of one step, in several launches."""
+
+QUEUE_PER_ROW = 2
+"""Requests that may wait, for each that may run."""
+
+_FLOW_SHARE = 0.75  # of the memory that is free then, for pages of the flow
 _TEXT_POSITIONS = 1024  # of a row, beyond the longest speech
 _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the speech LM
 _TYPICAL_POSITIONS = 2048
@@ -51,8 +66,11 @@ class DeviceFlowRunner:
         kept_bytes: memory for prompts that stay; the least recently used one goes first, the newest stays.
     """
 
-    def __init__(self, flow: AnyDeviceFlow, num_channels: int, *, kept_bytes: int = 8 * 1024**3) -> None:
+    def __init__(
+        self, flow: AnyDeviceFlow, num_channels: int, chunk_tokens: int, *, kept_bytes: int = 8 * 1024**3
+    ) -> None:
         self._flow = flow
+        self._chunk_tokens = chunk_tokens
         self._channels = num_channels
         self._kept_bytes = kept_bytes
         self._prompts: OrderedDict[Voice, PagedStream] = OrderedDict()
@@ -66,9 +84,11 @@ class DeviceFlowRunner:
         """A stream behind the voice's prompt."""
         prompt = self._prompts.get(voice)
         if prompt is None:
-            prompt = self._prompts[voice] = self._run_prompt(voice)
-            while len(self._prompts) > 1 and self._kept() > self._kept_bytes:
+            chunk_bytes = self._flow.pool.page_bytes
+            needed = len(voice.speech_tokens) // self._chunk_tokens * chunk_bytes
+            while self._prompts and self._kept() + needed > self._kept_bytes:
                 self._flow.close(self._prompts.popitem(last=False)[1])
+            prompt = self._prompts[voice] = self._run_prompt(voice)
         self._prompts.move_to_end(voice)
         return self._flow.fork(prompt)
 
@@ -76,6 +96,10 @@ class DeviceFlowRunner:
         """Queues the frames that the new tokens complete; ``[80, n]`` for the vocoder. ``check`` tells of faults."""
         self._last = self._flow.launch(stream, tokens, is_last)
         return self._last.mel
+
+    def launch_batch(self, items: Sequence[FlowItem]) -> list[MelHandle]:
+        """Queues the next tokens of several streams together. Errors lie in the handles."""
+        return self._flow.launch_batch(items)
 
     def check(self) -> None:
         """Waits for the last step.
@@ -120,11 +144,27 @@ class DeviceVocoderSession:
         self._vocoder = vocoder
         self._stretch = MelStretch(speed)
         self._stream = vocoder.open()
-        self._pending: PendingSamples | None = None
+        self._pending: list[PendingSamples] = []
 
     def launch(self, mel: Tensor, *, is_last: bool) -> None:
         """Queues the samples that the new frames ``[80, n]`` complete."""
-        self._pending = self._vocoder.launch(self._stream, self._stretch.step(mel, is_last), is_last)
+        self.launch_batch([(self, mel, is_last)])
+
+    @staticmethod
+    def launch_batch(items: Sequence[tuple[DeviceVocoderSession, Tensor, bool]]) -> None:
+        """``launch`` of several sessions of one vocoder together."""
+        rest = [
+            (session, (session._stream, session._stretch.step(mel, is_last), is_last))
+            for session, mel, is_last in items
+        ]
+        while rest:
+            vocoder = rest[0][0]._vocoder
+            # Powers of two: a graph for every number of rows would be captured otherwise.
+            count = min(vocoder.max_rows, 1 << (len(rest).bit_length() - 1))
+            part, rest = rest[:count], rest[count:]
+            pending = vocoder.launch_batch([item for _, item in part])
+            for (session, _), own in zip(part, pending, strict=True):
+                session._pending.append(own)
 
     def collect(self) -> Samples:
         """Waits for what was queued.
@@ -132,9 +172,10 @@ class DeviceVocoderSession:
         Raises:
             SynthesisError: the samples of this request hold non-finite values.
         """
-        assert self._pending is not None, "nothing was launched"
-        pending, self._pending = self._pending, None
-        return self._vocoder.collect(pending)
+        assert self._pending, "nothing was launched"
+        pending, self._pending = self._pending, []
+        parts = [self._vocoder.collect(own) for own in pending]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
         """Gives the slot back."""
@@ -148,15 +189,19 @@ class DeviceStages:
     Attributes:
         lm, vocoder: None where the model's kind has the plain way only.
         flow: with a runner of its own kind.
+        capacity: what there is room for.
     """
 
     lm: LMDevice | None
     flow: DeviceFlowRunner | FlowRunner
     vocoder: DeviceVocoder | None
     plain_vocoder: AnyVocoder
+    capacity: Capacity
 
     @classmethod
-    def open(cls, model: Model, limits: Limits) -> DeviceStages | None:
+    def open(
+        cls, model: Model, limits: Limits, max_streams: int = MAX_ROWS, *, deterministic: bool = False
+    ) -> DeviceStages | None:
         """The fast way for ``model``, or None where the device or the model's kind has none; says so once."""
         if model.device.type != "cuda":
             return None
@@ -165,47 +210,67 @@ class DeviceStages:
                 "this GPU has no fast kernels here: every stage takes the plain way, which is slower"
             )
             return None
-        stages = cls.build(model, limits)
+        stages = cls.build(model, limits, max_streams, deterministic=deterministic)
         if isinstance(model.flow, FlowModel):
             model.flow.to("cpu")  # the device holds packed copies
         return stages
 
     @classmethod
-    def build(cls, model: Model, limits: Limits, max_rows: int = MAX_ROWS) -> DeviceStages:
-        """The same stages for any device, with plain kernels where it has no others."""
+    def build(
+        cls, model: Model, limits: Limits, max_rows: int = MAX_ROWS, *, deterministic: bool = False
+    ) -> DeviceStages:
+        """The same stages for any device, with plain kernels where it has no others.
+
+        Args:
+            max_rows: segments that may be decoded, and utterances that may be rendered, side by side.
+            deterministic: every launch computes a row as it would alone. The speech LM has kernels for that; the flow
+                and the vocoder run one stream a launch.
+        """
         config, lm, vocoder = model.config, None, None
+        packed = 1 if deterministic else min(PACKED_ROWS, 1 << (max_rows.bit_length() - 1))
         if isinstance(model.lm, SpeechLM):
-            lm = _open_lm(model.lm, config.flow.num_tokens(limits.stream_frames), max_rows)
+            lm = _open_lm(model.lm, config.flow.num_tokens(limits.stream_frames), max_rows, deterministic)
         if isinstance(model.vocoder, CausalHiFT):
-            vocoder = DeviceVocoder(model.vocoder, slots=max_rows)
-        paged = make_device_flow(model.flow)
-        flow = FlowRunner(model.flow) if paged is None else DeviceFlowRunner(paged, config.flow.output_size)
-        return cls(lm, flow, vocoder, model.vocoder)
+            vocoder = DeviceVocoder(model.vocoder, slots=max_rows, max_rows=packed)
+        max_bytes = None
+        if model.device.type == "cuda":
+            max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)
+        paged = make_device_flow(model.flow, max_bytes, packed)
+        flow: DeviceFlowRunner | FlowRunner = FlowRunner(model.flow)
+        pages = 1 << 60
+        if paged is not None:
+            kept = 8 * 1024**3 if max_bytes is None else min(8 * 1024**3, max_bytes // 8)
+            flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
+            if max_bytes is not None:
+                pages = (max_bytes - kept) // paged.pool.page_bytes
+        capacity = Capacity(
+            batch=max(2, min(MOST_CHUNKS, max_rows)),
+            running=max_rows,
+            queue=QUEUE_PER_ROW * max_rows,
+            kv_pages=1 << 60 if lm is None else lm.rows.num_free_pages,
+            flow_pages=pages,
+            chunk_tokens=config.chunk_tokens,
+        )
+        return cls(lm, flow, vocoder, model.vocoder, capacity)
 
     def warm_up(self) -> None:
-        """Compiles kernels and captures the graphs of a single stream."""
-        for stage in (self.flow, self.vocoder):
-            if stage is not None and not isinstance(stage, FlowRunner):
-                stage.warm_up()
+        """Compiles kernels and captures the graphs of all batches."""
+        if isinstance(self.flow, DeviceFlowRunner):
+            self.flow.warm_up()
+        if self.vocoder is not None:
+            most = self.vocoder.max_rows
+            self.vocoder.warm_up([1 << power for power in range(most.bit_length())])
         if self.lm is not None:
-            self.lm.warm_up(1)
+            self.lm.warm_up()
 
     def open_vocoder(self, speed: float) -> DeviceVocoderSession | VocoderSession:
-        """The audio side of a new request.
-
-        Raises:
-            OverloadedError: as many utterances as the device has slots for are being spoken.
-        """
+        """The audio side of a request that runs; no more than ``capacity.running`` do."""
         if self.vocoder is None:
             return VocoderSession(self.plain_vocoder, speed)
-        try:
-            return DeviceVocoderSession(self.vocoder, speed)
-        except RuntimeError:
-            message = f"{MAX_ROWS} utterances are being spoken; try again when one has finished"
-            raise OverloadedError(message, retry_after_s=1.0) from None
+        return DeviceVocoderSession(self.vocoder, speed)
 
 
-def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int) -> LMDevice:
+def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int, deterministic: bool) -> LMDevice:
     config, weight = lm.config, lm.llm_decoder.weight
     position_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.element_size()
     positions = most_speech + _TEXT_POSITIONS
@@ -214,4 +279,6 @@ def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int) -> LMDevice:
         free = int(torch.cuda.mem_get_info(weight.device)[0] * _CACHE_SHARE)
         cache = min(cache, free // position_bytes)
     cache = max(cache, positions)  # the longest row fits when it is alone
-    return LMDevice(lm, max_rows=max_rows, cache_tokens=cache, max_positions=positions)
+    return LMDevice(
+        lm, max_rows=max_rows, cache_tokens=cache, max_positions=positions, deterministic=deterministic
+    )

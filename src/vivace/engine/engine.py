@@ -4,9 +4,9 @@
         for chunk in engine.stream(SynthesisRequest("Hello!")):
             play(chunk.samples)
 
-Requests may run side by side: each call to ``step`` does one unit of work for the request whose turn it is. All
-calls are safe from several threads, and none waits for another request but ``submit``, which waits for the step
-that runs.
+Requests may run side by side. On a CPU each call to ``step`` does one unit of work for the request whose turn it is; on
+a device a step serves all of them. All calls are safe from several threads, and none waits for another request but
+``submit``, which waits for the step that runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,21 +25,29 @@ import torch
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, FinishReason, SamplingParams, SynthesisResult
+from vivace.engine.device_stages import DeviceStages
 from vivace.engine.live import LiveRequest
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest, check_request, check_speed
 from vivace.engine.results import SpeechStream
-from vivace.engine.scheduler import Scheduler, StepPlan, Ticket
+from vivace.engine.scheduler import Overdue, Scheduler, StepPlan, Ticket
 from vivace.engine.stages import Stages
 from vivace.engine.text_feed import TextFeed, TextReader
 from vivace.engine.turn import Turn
-from vivace.errors import CancelledRequestError, InvalidRequestError, SynthesisError, VivaceError
+from vivace.errors import (
+    CancelledRequestError,
+    InvalidRequestError,
+    OverloadedError,
+    SynthesisError,
+    VivaceError,
+)
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
     from vivace.checkpoint import LMVariant
     from vivace.engine.frontend import SpokenPart
     from vivace.engine.trace import Trace
+    from vivace.engine.work import Outcome
     from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
 
@@ -54,6 +63,8 @@ class Engine:
         assets: model, tokenizer, voices.
         scheduler: turn order and queue length.
         vocoder_noise: replaces the vocoder's own noise, for comparison with recorded audio.
+        max_streams: requests that a CUDA device serves at once.
+        deterministic: on a CUDA device, the same samples in any company, at a price (``docs/architecture.md``).
     """
 
     def __init__(
@@ -62,16 +73,24 @@ class Engine:
         *,
         scheduler: Scheduler | None = None,
         vocoder_noise: NoiseSource | None = None,
+        max_streams: int = 8,
+        deterministic: bool = False,
     ) -> None:
         self._assets = assets
         self._limits = assets.limits
         self._config = assets.model.config
         self._scheduler = Scheduler() if scheduler is None else scheduler  # an empty one is false
-        self._stages = Stages(assets.model, assets.limits, vocoder_noise)
+        device = None
+        if vocoder_noise is None:
+            device = DeviceStages.open(assets.model, assets.limits, max_streams, deterministic=deterministic)
+        self._stages = Stages(assets.model, assets.limits, vocoder_noise, device)
+        self._scheduler.use(self._stages.capacity)
         self._live: dict[int, LiveRequest] = {}
         self._ids = itertools.count(1)
         self._turn = Turn()
         self._closed = False
+        self._last_step_ms = self._now_ms()
+        self._last_plan = 0, 0
 
     @classmethod
     def open(
@@ -85,6 +104,8 @@ class Engine:
         limits: Limits | None = None,
         tokenizer: Path | None = None,
         warm_up: bool = True,
+        max_streams: int = 8,
+        deterministic: bool = False,
     ) -> Engine:
         """Loads a model folder (official layout or our own format) and its voices.
 
@@ -96,6 +117,8 @@ class Engine:
             tokenizer: where to take the text tokenizer from instead of the model folder: a folder with Qwen2's
                 files, or the rank file that CosyVoice-300M needs and does not bring.
             warm_up: run a few tokens through every stage, so that the first request is as fast as the second.
+            max_streams: requests that a CUDA device serves at once; more take longer to warm up.
+            deterministic: on a CUDA device, the same request gives the same samples in any company. Slow in company.
 
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
@@ -109,7 +132,7 @@ class Engine:
             limits=limits,
             tokenizer=tokenizer,
         )
-        engine = cls(assets)
+        engine = cls(assets, max_streams=max_streams, deterministic=deterministic)
         if warm_up:
             engine.warm_up()
         return engine
@@ -138,6 +161,34 @@ class Engine:
     def num_running(self) -> int:
         """Requests that hold state at this moment."""
         return len(self._live)
+
+    def gauges(self) -> dict[str, float]:
+        """Figures for a server's metrics, by their names there."""
+        requests, limit = self._scheduler.requests, self._scheduler.limit
+        chunks, rows = self._last_plan
+        figures = {
+            "queue_length": len(requests.queue),
+            "batch_size": rows,
+            "flow_batch_size": chunks,
+            "flow_batch_limit": limit.chunks,
+            "pages_used": requests.kv_used,
+            "flow_pages_used": requests.held,
+            "engine_busy_ratio": limit.busy_percent / 100,
+            "step_seconds_p99": limit.step_ms_p99 / 1000,
+        }
+        if self._stages.is_paged:
+            capacity = self._scheduler.capacity
+            figures |= {"pages_total": capacity.kv_pages, "flow_pages_total": capacity.flow_pages}
+        return {name: float(value) for name, value in figures.items()}
+
+    def use_device(self, stages: DeviceStages) -> None:
+        """From now on the engine runs with ``stages``. No request may be live."""
+        self._stages.use(stages)
+        self._scheduler.use(stages.capacity)
+
+    def end_stalled_after(self, seconds: float) -> None:
+        """Requests whose consumer takes nothing of a full queue for so long are ended."""
+        self._turn.ask(lambda: self._scheduler.end_stalled_after(int(seconds * 1000)))
 
     # -- what users call -------------------------------------------------------------------------------------
 
@@ -305,7 +356,7 @@ class Engine:
             while not self._closed:
                 seen = self._turn.version
                 if not self.step():
-                    self._turn.wait(seen)
+                    self._sleep(seen)
         except Exception:
             _log.exception("the engine's loop failed")
         finally:
@@ -335,7 +386,7 @@ class Engine:
             if live.pieces is not None and live.ticket.waits_for_text:
                 self._pull_text(live)
             elif not self.step():
-                self._turn.wait(seen)
+                self._sleep(seen)
 
     def listen(self, live: LiveRequest, listener: Callable[[], object]) -> None:
         """Calls ``listener`` (from the thread that steps) whenever the request has news. It must not raise."""
@@ -353,39 +404,44 @@ class Engine:
     # -- inside; what follows runs under the turn, but for the text -----------------------------------------------
 
     def _step(self) -> bool:
-        plan = self._scheduler.plan()
-        if plan is None:
-            return False
-        live = self._live[plan.request_id]
-        try:
-            with torch.inference_mode():
-                chunk = self._run(live, plan)
-        except VivaceError as error:
-            self._finish(live, "error", error)
-        except Exception as error:
-            # A fault of ours must not reach the thread that happens to step, nor end the loop.
-            _log.exception("internal error in a request")
-            self._finish(live, "error", SynthesisError(f"internal error ({type(error).__name__})"))
-        except BaseException:  # Ctrl-C in the middle of the request's state
-            self._finish(live, "cancelled", CancelledRequestError("the engine was interrupted"))
-            raise
-        else:
-            self._emit(live, chunk)
+        started_ms = self._now_ms()
+        with torch.inference_mode():
+            changed = self._emit_all(self._stages.collect(), ())
+            plan = self._scheduler.plan(started_ms)
+            if plan is None:
+                return changed
+            for request_id, reason in plan.overdue:
+                self._end_overdue(self._live[request_id], reason)
+            self._emit_all(self._stages.run(plan, self._live), plan.requests)
+        self._note_step(plan, started_ms)
         return True
 
-    def _run(self, live: LiveRequest, plan: StepPlan) -> AudioChunk | None:
-        if plan.work == "render":
-            return self._stages.render(live)
-        self._stages.decode(live, plan.num_tokens)
-        return None
+    def _emit_all(self, outcomes: Iterator[Outcome], planned: Iterable[int]) -> bool:
+        """Hands over what a step made; whether that was anything. A fault of the step itself ends its requests."""
+        made = False
+        try:
+            for outcome in outcomes:
+                made = True
+                self._emit(outcome)
+        except Exception as error:
+            self._finish_planned(planned, partial(self._fail, error=error))
+        except BaseException:  # Ctrl-C in the middle of the requests' state
+            interrupted = CancelledRequestError("the engine was interrupted")
+            self._finish_planned(planned, lambda live: self._finish(live, "cancelled", interrupted))
+            raise
+        return made
 
-    def _emit(self, live: LiveRequest, chunk: AudioChunk | None) -> None:
+    def _emit(self, outcome: Outcome) -> None:
         """Hands over what the step made, and tells the scheduler what the request can do next."""
+        live, chunk = outcome.live, outcome.chunk
+        if outcome.error is not None:
+            self._fail(live, outcome.error)
+            return
         if chunk is not None:
             live.first_ms = live.first_ms or chunk.elapsed_ms
             live.num_samples += len(chunk.samples)
             live.num_chunks += 1
-            live.ticket.pending_chunks += 1
+            live.ticket.note_chunk(self._now_ms(), live.num_samples * 1000 // live.sample_rate_hz)
             live.chunks.append(chunk)
         if chunk is not None and chunk.is_last:
             self._finish(live, "length" if live.was_cut else "stop")
@@ -393,6 +449,43 @@ class Engine:
         self._stages.update_ticket(live)
         if chunk is not None and live.listener is not None:
             live.listener()
+
+    def _fail(self, live: LiveRequest, error: Exception) -> None:
+        """Ends a request with an error; a fault of ours must not reach the thread that happens to step."""
+        if not isinstance(error, VivaceError):
+            _log.error("internal error in a request", exc_info=error)
+            error = SynthesisError(f"internal error ({type(error).__name__})")
+        self._finish(live, "error", error)
+
+    def _finish_planned(self, planned: Iterable[int], finish: Callable[[LiveRequest], None]) -> None:
+        for request_id in planned:
+            if request_id in self._live:
+                finish(self._live[request_id])
+
+    def _end_overdue(self, live: LiveRequest, reason: Overdue) -> None:
+        if reason == "queue":
+            wait_s = self._scheduler.requests.retry_after_s()
+            message = "the request waited too long for its turn; try again later"
+            self._finish(live, "error", OverloadedError(message, retry_after_s=wait_s))
+        else:
+            message = "the audio was not taken for too long; read it faster or ask for less at a time"
+            self._finish(live, "cancelled", CancelledRequestError(message, code="consumer_stalled"))
+
+    def _note_step(self, plan: StepPlan, started_ms: int) -> None:
+        """What the batch limit learns from."""
+        ended_ms = self._now_ms()
+        self._scheduler.limit.note(ended_ms - started_ms, ended_ms - self._last_step_ms)
+        self._last_step_ms = ended_ms
+        self._last_plan = sum(hop for _, hop in plan.render), len(plan.decode)
+
+    @staticmethod
+    def _now_ms() -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def _sleep(self, version: int) -> None:
+        """Until something changed since ``version`` was read, or time changes what can be done."""
+        wake_ms = self._scheduler.wake_ms
+        self._turn.wait(version, None if wake_ms is None else max(0, wake_ms - self._now_ms()) / 1000)
 
     def _finish(self, live: LiveRequest, reason: FinishReason, error: Exception | None = None) -> None:
         """The one place where a request ends, whatever the reason: its state is freed here."""
@@ -403,7 +496,7 @@ class Engine:
         live.release()
         if reason == "cancelled":
             live.chunks.clear()
-        self._scheduler.remove(live.request_id)
+        self._scheduler.remove(live.request_id, None if error is not None else self._now_ms())
         self._live.pop(live.request_id, None)
         if isinstance(error, VivaceError):
             # A traceback would keep the stages' tensors alive for as long as the caller keeps the error.
@@ -420,6 +513,7 @@ class Engine:
 
     def _note_taken(self, live: LiveRequest) -> None:
         live.ticket.pending_chunks -= 1
+        live.ticket.lagging_ms = -1
 
     def _check_open(self) -> None:
         if self._closed:
@@ -432,12 +526,13 @@ class Engine:
         request_id = next(self._ids)
         return LiveRequest(
             request_id=request_id,
-            ticket=Ticket(request_id),
+            ticket=Ticket(request_id, submitted_ms=self._now_ms()),
             voice=voice,
             sampling=sampling,
             stream=stream,
             sample_rate_hz=self.sample_rate_hz,
             started=started,
+            speed=speed,
             vocoder=self._stages.open_vocoder(speed),
         )
 
@@ -448,6 +543,7 @@ class Engine:
 
     def _admit(self, live: LiveRequest) -> LiveRequest:
         """Into the queue, unless it is full or the engine has been closed meanwhile."""
+        self._stages.count_costs(live)
         self._stages.update_ticket(live)
 
         def admit() -> None:

@@ -53,11 +53,12 @@ class Segment:
         """All tokens there are so far, prompt included."""
         return self.fed_tokens + len(self.tokens)
 
-    def take_chunk(self, plan: ChunkPlan) -> list[int]:
-        """The tokens that the next chunk needs: up to its border and look-ahead; all of a whole segment."""
+    def take_chunk(self, plan: ChunkPlan, hop: int = 1) -> list[int]:
+        """The tokens that the next ``hop`` chunks need: up to their border and look-ahead; all of a whole segment."""
         count = len(self.tokens)
         if not self.is_whole:
-            count = min(count, plan.tokens_until_audio(self.done_tokens, self.fed_tokens))
+            needed = plan.tokens_until_audio(self.done_tokens, self.fed_tokens)
+            count = min(count, needed + (hop - 1) * plan.chunk_tokens)
         taken, self.tokens = self.tokens[:count], self.tokens[count:]
         self.fed_tokens += count
         self.done_tokens = max(self.done_tokens, plan.ready_border(self.fed_tokens))
@@ -72,7 +73,9 @@ class LiveRequest:
     text) and for taking ``chunks`` (the consumer).
 
     Attributes:
-        vocoder: runs on through all segments; None once the request has ended, as are the others that may be.
+        vocoder: runs on through all segments; None before the first chunk on a device, and once the request has ended,
+            as are the others that may be.
+        prompt_pages: of the flow's memory, which it may hold from its start to its end.
         reader, feed: the two sides of its text; None for voice conversion.
         pieces: where streamed text comes from when the caller gave an iterable.
         given_tokens: speech tokens to render instead of text.
@@ -91,6 +94,7 @@ class LiveRequest:
     stream: bool
     sample_rate_hz: int
     started: float
+    speed: float
     vocoder: VocoderSession | DeviceVocoderSession | None
     reader: TextReader | None = None
     feed: TextFeed | None = None
@@ -98,6 +102,7 @@ class LiveRequest:
     given_tokens: list[int] | None = None
     segment: Segment | None = None
     segment_input: SegmentInput | None = None
+    prompt_pages: int = 0
     attempt: int = 0
     num_segments: int = 0
     num_text_tokens: int = 0

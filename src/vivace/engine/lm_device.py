@@ -18,7 +18,7 @@ from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
 from vivace.engine.sampler import OneRow, SamplingRows, TokenKind
-from vivace.errors import SynthesisError
+from vivace.errors import SynthesisError, VivaceError
 from vivace.kernels.row_state import NOT_FINITE, RING
 from vivace.models.lm_paged import PAGE_TOKENS, Launch, PagedLM, RowCommand, RowPrompt
 from vivace.models.speech_lm import SpeechLM
@@ -115,12 +115,23 @@ class LMDevice:
             attempt=attempt,
         )
 
-    def launch(self, work: Iterable[tuple[DeviceLMSession, int]]) -> None:
+    def launch(
+        self, work: Iterable[tuple[DeviceLMSession, int]]
+    ) -> list[tuple[DeviceLMSession, VivaceError]]:
         """Queues up to so many tokens for each session, all sessions together where they step.
 
-        Sessions that wait for text, or have ended, are left out.
+        Sessions that wait for text, or have ended, are left out. Returns those that cannot go on, and why; the others
+        are not concerned.
         """
-        stepping = [(session, left) for session, count in work if (left := session.start(count)) > 0]
+        stepping, refused = [], []
+        for session, count in work:
+            try:
+                left = session.start(count)
+            except VivaceError as error:
+                refused.append((session, error))
+            else:
+                if left > 0:
+                    stepping.append((session, left))
         while stepping:
             most = max(left for _, left in stepping)
             steps = self.paged.next_steps(len(stepping), most)
@@ -128,6 +139,7 @@ class LMDevice:
             for session, _ in stepping:
                 session.follow(launch)
             stepping = [(session, left - steps) for session, left in stepping if left > steps]
+        return refused
 
 
 class DeviceLMSession:
@@ -205,7 +217,8 @@ class DeviceLMSession:
         They come behind all that the caller's CUDA stream holds: steps of the speech LM take the whole device.
         """
         self._device.paged.wait_for_caller()
-        self._device.launch([(self, count)])
+        for _, error in self._device.launch([(self, count)]):
+            raise error
         return bool(self._launches)
 
     def collect(self) -> list[int]:

@@ -1,89 +1,245 @@
-"""Decides what the next step runs. Plain Python on integers: no tensors, no clocks.
+"""Decides what the next step runs. Plain Python on integers: no tensors, and the time is given.
 
-Today's policy is round-robin, one burst of decoding or one chunk of rendering per request and turn. A request
-whose consumer lags (``max_pending_chunks`` undelivered) is skipped, so a slow reader pauses only itself.
+A step serves many requests: rows that decode, chunks that are rendered. Who comes first: streams whose playback is
+about to run dry and first chunks that are late, then first chunks, then the earliest deadline (``_rank``). A
+deadline is when a stream's playback runs dry, or when a request's first audio is due. Who may start at all is told in
+``admission``. All times are milliseconds of one clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from vivace.errors import OverloadedError
+from vivace.engine.admission import Admission
+from vivace.engine.batch_limit import BatchLimit
+from vivace.engine.ticket import Capacity, Policy, Ticket
 
-Work = Literal["decode", "render"]
+__all__ = ["Capacity", "Overdue", "Policy", "Scheduler", "StepPlan", "Ticket"]
 
+Overdue = Literal["queue", "consumer"]
 
-@dataclass(slots=True)
-class Ticket:
-    """What the scheduler knows of a live request; the engine keeps it up to date.
+_URGENT, _FIRST, _LATER = 0, 1, 2
 
-    Attributes:
-        tokens_until_audio: speech tokens missing until the next chunk can be rendered; 0: it can be now.
-        waits_for_text: the speech LM can do nothing until more text arrives.
-        pending_chunks: chunks made but not yet taken by the consumer.
-    """
-
-    request_id: int
-    tokens_until_audio: int = 1
-    waits_for_text: bool = False
-    pending_chunks: int = 0
+_Ready = tuple[int, int, int, Ticket]
+"""Class, deadline and last turn of a request that could be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One unit of work for one request; ``num_tokens`` bounds a decode burst."""
+    """One step.
 
-    request_id: int
-    work: Work
-    num_tokens: int = 0
+    Attributes:
+        render: requests and how many chunks of each; most urgent first.
+        decode: requests and how many tokens each may make; those that are rendered too decode behind it.
+        overdue: requests to end, and why.
+    """
+
+    render: tuple[tuple[int, int], ...] = ()
+    decode: tuple[tuple[int, int], ...] = ()
+    overdue: tuple[tuple[int, Overdue], ...] = ()
+
+    @property
+    def requests(self) -> list[int]:
+        """All requests that run in it."""
+        return [request_id for request_id, _ in (*self.render, *self.decode)]
 
 
 class Scheduler:
-    """Table of live requests in turn order.
+    """All live requests: those that run, and those that wait until there is room, in the order in which they came.
 
     Args:
-        max_requests: live requests beyond which ``add`` raises ``OverloadedError``.
-        burst_tokens: most tokens one decode turn makes, so that no request holds the machine for long.
-        max_pending_chunks: undelivered chunks at which a request pauses.
+        policy: settings; keyword arguments replace single ones.
+
+    Attributes:
+        capacity: set by ``use`` when the engine knows its stages.
+        requests: those that run, and those that wait.
+        wake_ms: when ``plan`` may have more to say though nothing happens; None: never.
+        limit: how many chunks a step may render at present.
     """
 
     def __init__(
-        self, *, max_requests: int = 64, burst_tokens: int = 16, max_pending_chunks: int = 8
+        self,
+        policy: Policy | None = None,
+        *,
+        max_requests: int | None = None,
+        burst_tokens: int | None = None,
+        max_pending_chunks: int | None = None,
+        max_stall_ms: int | None = None,
     ) -> None:
-        self.max_requests = max_requests
-        self.burst_tokens = burst_tokens
-        self.max_pending_chunks = max_pending_chunks
-        self._tickets: dict[int, Ticket] = {}
-        self._turns: deque[int] = deque()
+        own = Policy() if policy is None else policy
+        given = {
+            "max_requests": max_requests,
+            "burst_tokens": burst_tokens,
+            "max_pending_chunks": max_pending_chunks,
+            "max_stall_ms": max_stall_ms,
+        }
+        self.policy = replace(own, **{name: value for name, value in given.items() if value is not None})
+        self.wake_ms: int | None = None
+        self._step = 0
+        self.use(Capacity())
+
+    def use(self, capacity: Capacity) -> None:
+        """Plans for other stages from now on. No request may be live."""
+        self.capacity = capacity
+        self.limit = BatchLimit(capacity.batch)
+        self.requests = Admission(capacity, self.policy.max_requests)
+
+    def end_stalled_after(self, stall_ms: int) -> None:
+        """Sets ``Policy.max_stall_ms``."""
+        self.policy = replace(self.policy, max_stall_ms=stall_ms)
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.requests)
 
     def add(self, ticket: Ticket) -> None:
-        if len(self._tickets) >= self.max_requests:
-            raise OverloadedError(
-                f"{self.max_requests} requests are running; try again when one has finished",
-                retry_after_s=1.0,
-            )
-        self._tickets[ticket.request_id] = ticket
-        self._turns.append(ticket.request_id)
+        """Takes a request in; it starts when there is room. Raises as ``Admission.add``."""
+        self.requests.add(ticket)
 
-    def remove(self, request_id: int) -> None:
-        if self._tickets.pop(request_id, None) is not None:
-            self._turns.remove(request_id)
+    def remove(self, request_id: int, finished_ms: int | None = None) -> None:
+        """The request has ended, whatever the reason; ``finished_ms``: it came to its end then."""
+        self.requests.remove(request_id, finished_ms)
 
-    def plan(self) -> StepPlan | None:
-        """The next unit of work, or None when every request waits for text or for its consumer."""
-        for _ in range(len(self._turns)):
-            request_id = self._turns[0]
-            self._turns.rotate(-1)
-            ticket = self._tickets[request_id]
-            if ticket.pending_chunks >= self.max_pending_chunks:
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def plan(self, now_ms: int = 0) -> StepPlan | None:
+        """What the next step runs, or None when every request waits for text, for its consumer or for time."""
+        self.wake_ms = None
+        overdue: list[tuple[int, Overdue]] = []
+        if self.requests.queue:
+            self.requests.start()  # pages may have come back in the middle of a request
+            overdue = self._overdue_in_queue(now_ms)
+        ready: list[_Ready] = []
+        policy = self.policy
+        for ticket in self.requests.running.values():
+            if ticket.pending_chunks >= policy.max_pending_chunks:
+                if self._is_stalled(ticket, now_ms):
+                    overdue.append((ticket.request_id, "consumer"))
                 continue
-            if ticket.tokens_until_audio == 0:
-                return StepPlan(request_id, "render")
-            if not ticket.waits_for_text:
-                return StepPlan(request_id, "decode", min(self.burst_tokens, ticket.tokens_until_audio))
-        return None
+            ticket.lagging_ms = -1
+            if ticket.waits_for_text and ticket.tokens_until_audio:
+                continue
+            rank, deadline = self._rank(ticket, now_ms)
+            if policy.max_ahead_ms is not None and deadline - now_ms > policy.max_ahead_ms:
+                self._wake_at(deadline - policy.max_ahead_ms)
+                continue
+            ready.append((rank, deadline, ticket.served, ticket))
+        if not ready and not overdue:
+            return None
+        self._step += 1
+        ready.sort(key=_order)
+        if self.capacity.batch == 1:
+            render, decode = self._one(ready)
+        else:
+            render = self._renderings(ready, now_ms)
+            decode = self._decodings(ready, dict(render))
+        if not render and not decode and not overdue:
+            return None
+        return StepPlan(tuple(render), tuple(decode), tuple(overdue))
+
+    def _rank(self, ticket: Ticket, now_ms: int) -> tuple[int, int]:
+        """Which class a request is in, and when it must be served."""
+        if ticket.first_ms < 0:
+            due = ticket.submitted_ms + self.policy.first_ms
+            return (_URGENT if due <= now_ms else _FIRST), due
+        dry = ticket.first_ms + ticket.audio_ms
+        return (_URGENT if dry - now_ms < self.policy.urgent_ms else _LATER), dry
+
+    def _one(self, ready: list[_Ready]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """One unit of work, of the most urgent request."""
+        if not ready:
+            return [], []
+        ticket = ready[0][3]
+        ticket.served = self._step
+        if ticket.tokens_until_audio == 0:
+            return [(ticket.request_id, 1)], []
+        return [], [(ticket.request_id, min(self.policy.burst_tokens, ticket.tokens_until_audio))]
+
+    def _renderings(self, ready: list[_Ready], now_ms: int) -> list[tuple[int, int]]:
+        """Chunks of the most urgent streams, as many as the step may have and the pages allow."""
+        render: list[tuple[int, int]] = []
+        room, most = self.limit.chunks, self.capacity.flow_pages
+        running = self.requests.running.values()
+        free = most - sum([ticket.held_pages for ticket in running])
+        scarce = free < sum([ticket.flow_pages - ticket.held_pages for ticket in running])
+        extra: dict[int, int] = {}
+        for _, _, _, ticket in ready:
+            if room <= 0:
+                break
+            if ticket.tokens_until_audio:
+                continue
+            hop = min(self._hop(ticket, now_ms), room)
+            if hop <= 0:
+                continue
+            pages = min(hop, ticket.flow_pages - ticket.held_pages)
+            if scarce and not self.requests.may_take(free, ticket, pages, extra):
+                continue
+            if pages > 0:
+                extra[ticket.request_id] = pages
+                free -= pages
+            ticket.served = self._step
+            render.append((ticket.request_id, hop))
+            room -= hop
+        return render
+
+    def _hop(self, ticket: Ticket, now_ms: int) -> int:
+        """Chunks to render at once; 0: more tokens first, for the playback is safe meanwhile."""
+        known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
+        wanted = self.wanted_hop(ticket, now_ms)
+        return min(known, wanted) if known >= wanted or ticket.is_complete or ticket.waits_for_text else 0
+
+    def wanted_hop(self, ticket: Ticket, now_ms: int) -> int:
+        """How many chunks a stream is to make at once: more the longer its playback lasts without them."""
+        policy = self.policy
+        return max(1, min(policy.max_hop_chunks, ticket.credit_ms(now_ms) // policy.safe_ms))
+
+    def _decodings(self, ready: list[_Ready], render: dict[int, int]) -> list[tuple[int, int]]:
+        """Rows that step together: all that may, up to the tokens that their next hop needs."""
+        policy, chunk = self.policy, self.capacity.chunk_tokens
+        quiet = len(ready) <= policy.quiet_rows
+        burst = policy.quiet_tokens if quiet else policy.burst_tokens
+        prompts = policy.max_prompts
+        decode: list[tuple[int, int]] = []
+        for _, _, _, ticket in ready:
+            if ticket.is_complete or ticket.waits_for_text:
+                continue
+            if ticket.opens_segment:
+                if prompts == 0 or ticket.tokens_until_audio == 0:
+                    continue
+                prompts -= 1
+            hop = render.get(ticket.request_id, 0)
+            # Behind what is known, one hop beyond the one that is rendered now.
+            ahead = (hop + policy.max_hop_chunks - 1) * chunk if ticket.first_ms >= 0 or hop else 0
+            most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
+            if most > 0:
+                decode.append((ticket.request_id, min(burst, most)))
+                ticket.served = self._step
+        return decode
+
+    # -- what time brings --------------------------------------------------------------------------------------
+
+    def _overdue_in_queue(self, now_ms: int) -> list[tuple[int, Overdue]]:
+        longest = self.policy.max_queue_ms
+        late, next_ms = self.requests.overdue(now_ms - longest)
+        if next_ms is not None:
+            self._wake_at(next_ms + longest)
+        return [(request_id, "queue") for request_id in late]
+
+    def _is_stalled(self, ticket: Ticket, now_ms: int) -> bool:
+        """Whether the consumer has taken nothing for too long."""
+        if ticket.lagging_ms < 0:
+            ticket.lagging_ms = now_ms
+        longest = self.policy.max_stall_ms
+        if longest is None:
+            return False
+        if now_ms - ticket.lagging_ms >= longest:
+            return True
+        self._wake_at(ticket.lagging_ms + longest)
+        return False
+
+    def _wake_at(self, time_ms: int) -> None:
+        self.wake_ms = time_ms if self.wake_ms is None else min(self.wake_ms, time_ms)
+
+
+def _order(entry: _Ready) -> tuple[int, int, int]:
+    return entry[:3]

@@ -1,8 +1,12 @@
-"""Runs what the scheduler planned for one request: a burst of decoding, or one chunk through flow and vocoder."""
+"""Runs what the scheduler planned, one request at a time: a burst of decoding, or a chunk through flow and vocoder.
+
+What the two ways of running have in common lies here too; ``batch`` runs many requests together on a device.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,22 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk
+from vivace.engine.batch import BatchRunner
 from vivace.engine.chunking import ChunkPlan
-from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, DeviceVocoderSession
+from vivace.engine.costs import Costs
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
 from vivace.engine.lm_device import DeviceLMSession
 from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
+from vivace.engine.scheduler import Capacity, StepPlan
 from vivace.engine.silence import is_near_silent
 from vivace.engine.trace import Lane, Trace
 from vivace.engine.vocoder_runner import VocoderSession
+from vivace.engine.work import Outcome, Rendering, attempt
 from vivace.errors import SynthesisError
+from vivace.models.flow_paged import PagedStream
+from vivace.models.lm_paged import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vivace.checkpoint import Model
+    from vivace.datatypes import Samples
     from vivace.engine.text_feed import SegmentInput
     from vivace.models.source import NoiseSource
 
@@ -43,7 +54,13 @@ class Stages:
         vocoder_noise: replaces the vocoder's own noise.
     """
 
-    def __init__(self, model: Model, limits: Limits, vocoder_noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        vocoder_noise: NoiseSource | None = None,
+        device: DeviceStages | None = None,
+    ) -> None:
         self._model = model
         self._limits = limits
         self._vocoder_noise = vocoder_noise
@@ -52,37 +69,84 @@ class Stages:
         self.plan = ChunkPlan(config.chunk_tokens, flow.lookahead_tokens, flow.num_frames(1))
         self._device: DeviceStages | None = None
         self._flow: FlowRunner | DeviceFlowRunner = FlowRunner(model.flow)
-        device = DeviceStages.open(model, limits) if vocoder_noise is None else None
+        self._batch: BatchRunner | None = None
+        self._costs: Costs | None = None
+        self.trace: Trace | None = None
         if device is not None:
             self.use(device)
-        self.trace: Trace | None = None
 
     def start_trace(self) -> Trace:
         """From now on every stage's work is noted."""
         self.trace = Trace(self._model.device)
         return self.trace
 
-    def _span(self, lane: Lane) -> AbstractContextManager[None]:
+    def span(self, lane: Lane) -> AbstractContextManager[None]:
+        """Notes what the body does, if a trace runs."""
         return nullcontext() if self.trace is None else self.trace.span(lane)
 
     def use(self, device: DeviceStages) -> None:
         """From now on the stages run with ``device``."""
         self._device, self._flow = device, device.flow
+        self._batch = BatchRunner(self, device)
+        config, most = self._model.config, self._model.config.flow.num_tokens(self._limits.stream_frames)
+        self._costs = Costs(
+            config.token_text_ratio,
+            longest_tokens=most,
+            chunk_tokens=config.chunk_tokens,
+            lookahead_tokens=config.flow.lookahead_tokens,
+            page_tokens=PAGE_TOKENS,
+            max_positions=most if device.lm is None else device.lm.max_positions,
+        )
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether requests run together, on pages."""
+        return self._device is not None
+
+    @property
+    def capacity(self) -> Capacity:
+        """What there is room for."""
+        return Capacity() if self._device is None else self._device.capacity
 
     def warm_up(self) -> None:
         """Compiles kernels and captures graphs, where there are any."""
         if self._device is not None:
             self._device.warm_up()
 
-    def open_vocoder(self, speed: float) -> VocoderSession | DeviceVocoderSession:
-        """The audio side of a new request.
+    def open_vocoder(self, speed: float) -> VocoderSession | None:
+        """The audio side of a new request; None on a device, where it is opened with the first chunk."""
+        return (
+            VocoderSession(self._model.vocoder, speed, self._vocoder_noise) if self._device is None else None
+        )
 
-        Raises:
-            OverloadedError: the device has no room for another one.
-        """
-        if self._device is not None:
-            return self._device.open_vocoder(speed)
-        return VocoderSession(self._model.vocoder, speed, self._vocoder_noise)
+    def count_costs(self, live: LiveRequest) -> None:
+        """Writes into the ticket what the request takes at most."""
+        if self._device is None or self._costs is None:
+            return
+        lm = self._device.lm
+        self._costs.apply(
+            live,
+            lm_is_paged=lm is not None and lm.serves(live.sampling),
+            flow_is_paged=isinstance(self._flow, DeviceFlowRunner),
+        )
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Outcome]:
+        """What earlier steps queued and did not wait for."""
+        return iter(()) if self._batch is None else self._batch.collect()
+
+    def run(self, plan: StepPlan, lives: Mapping[int, LiveRequest]) -> Iterator[Outcome]:
+        """Does what was planned; an outcome for each request that has news."""
+        if self._batch is not None:
+            yield from self._batch.run(plan, lives)
+            return
+        for request_id, _ in plan.render:
+            live = lives[request_id]
+            yield attempt(live, partial(self.render, live))
+        for request_id, count in plan.decode:
+            live = lives[request_id]
+            yield attempt(live, partial(self.decode, live, count))
 
     def decode(self, live: LiveRequest, count: int) -> None:
         """Makes up to ``count`` speech tokens, none beyond what the next chunk needs.
@@ -90,14 +154,21 @@ class Stages:
         Raises:
             SynthesisError: values that are not finite, or a segment without any speech.
         """
-        segment = live.segment or self._next_segment(live)
+        segment = live.segment or self.next_segment(live)
         assert segment.lm is not None
         if not segment.is_whole:
             count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
         started = time.perf_counter()
-        with self._span("lm"):
-            made = segment.lm.collect() if segment.lm.is_launched else segment.lm.decode(count)
+        with self.span("lm"):
+            made = segment.lm.decode(count)
         live.times.lm_ms += (time.perf_counter() - started) * 1e3
+        self.add_tokens(live, made)
+
+    def add_tokens(self, live: LiveRequest, made: list[int]) -> None:
+        """Speech tokens of the request's segment, and whether they were the last."""
+        segment = live.segment
+        assert segment is not None
+        assert segment.lm is not None
         segment.tokens.extend(made)
         live.num_speech_tokens += len(made)
         if segment.lm.finish_reason is not None:
@@ -110,85 +181,93 @@ class Stages:
             SynthesisError: values that are not finite, an utterance longer than the model can speak, or a short
                 segment that stays near silence whatever is drawn.
         """
+        started = time.perf_counter()
+        work = self.begin(live)
+        with self.span("flow"):
+            mel = self.mel_of(work)
+        if self.is_refused(work, mel):
+            return None
+        launched = time.perf_counter()
+        assert live.vocoder is not None
+        with self.span("vocoder"):
+            live.vocoder.launch(mel, is_last=work.request_ends)
+            samples = live.vocoder.collect()
+        live.times.flow_ms += (launched - started) * 1e3
+        live.times.vocoder_ms += (time.perf_counter() - launched) * 1e3
+        return self.finish(work, samples)
+
+    def begin(self, live: LiveRequest, hop: int = 1) -> Rendering:
+        """Takes the tokens of the request's next ``hop`` chunks."""
         segment = live.segment
         if segment is None and live.given_tokens is not None:
             segment = self._given_segment(live, live.given_tokens)
-        started = time.perf_counter()
-        is_first = segment is not None and segment.fed_tokens == len(live.voice.speech_tokens)
-        tokens = segment.take_chunk(self.plan) if segment is not None else []
+        tokens: list[int] = []
+        is_first, border = False, 0
+        if segment is not None:
+            is_first = segment.fed_tokens == len(live.voice.speech_tokens)
+            border = self.plan.next_border(segment.done_tokens) - segment.done_tokens
+            tokens = segment.take_chunk(self.plan, hop)
         segment_ends = segment is None or (segment.is_complete and not segment.tokens)
         request_ends = segment_ends and (live.feed is None or live.feed.is_exhausted)
+        return Rendering(live, segment, tokens, border, is_first, segment_ends, request_ends)
+
+    def mel_of(self, work: Rendering) -> Tensor:
+        """The flow's part, for one request."""
         flow: Any = self._flow  # streams are of its own kind
-        with self._span("flow"):
-            if segment is None:  # all was rendered before the end of the text was known
-                mel = self._flow.no_frames()
-            elif segment.flow is not None:
-                mel = flow.step(segment.flow, tokens, is_last=segment_ends)
-            else:
-                mel = self._flow.generate(live.voice, tokens)
-        if is_first and segment_ends and self._is_refused(live, mel):
-            return None
-        assert live.vocoder is not None
-        launched = time.perf_counter()
-        with self._span("vocoder"):
-            live.vocoder.launch(mel, is_last=request_ends)
-        self._run_ahead(segment)
-        # On a device nothing has been waited for until here: the flow's time is up to its own end.
-        waited = time.perf_counter()
-        self._flow.check()
-        rendered = time.perf_counter()
-        live.times.flow_ms += (launched - started + rendered - waited) * 1e3
-        samples = live.vocoder.collect()
-        live.times.vocoder_ms += (waited - launched) * 1e3
-        live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
-        if segment_ends:
+        mel: Tensor
+        if work.segment is None:  # all was rendered before the end of the text was known
+            mel = flow.no_frames()
+        elif work.segment.flow is not None:
+            mel = flow.step(work.segment.flow, work.tokens, is_last=work.segment_ends)
+        else:
+            mel = flow.generate(work.live.voice, work.tokens)
+        return mel
+
+    def finish(self, work: Rendering, samples: Samples) -> AudioChunk | None:
+        """The chunk, if there is any; a segment that has been spoken is closed."""
+        live = work.live
+        if work.segment_ends:
             live.close_segment()
-        if not len(samples) and not request_ends:
+        if not len(samples) and not work.request_ends:
             return None
         live.account_waiting()
         return AudioChunk(
             samples=samples,
             sample_rate_hz=live.sample_rate_hz,
             index=live.num_chunks,
-            segment=segment.index if segment is not None else max(0, live.num_segments - 1),
+            segment=work.segment.index if work.segment is not None else max(0, live.num_segments - 1),
             start_s=live.num_samples / live.sample_rate_hz,
             elapsed_ms=live.elapsed_ms(),
             times=replace(live.times),
-            is_last=request_ends,
+            is_last=work.request_ends,
         )
-
-    def _run_ahead(self, segment: Segment | None) -> None:
-        """Queues the speech tokens of the next chunk behind this one, where the LM has such a queue."""
-        if segment is None or segment.lm is None or segment.is_complete or segment.is_whole:
-            return
-        count = self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
-        if count and not segment.lm.is_launched:
-            with self._span("lm"):
-                segment.lm.launch(count)  # behind what was queued: audio is waited for, tokens are not yet
 
     def update_ticket(self, live: LiveRequest) -> None:
         """Tells the scheduler what the request can do next."""
         ticket, segment, feed = live.ticket, live.segment, live.feed
+        ticket.opens_segment, ticket.spare_tokens = segment is None, 0
+        held: Any = None if segment is None else segment.flow
+        ticket.hold(max(live.prompt_pages, len(held.pages) if isinstance(held, PagedStream) else 0))
         if segment is None and live.given_tokens is not None:
-            ticket.tokens_until_audio, ticket.waits_for_text = 0, False
+            ticket.tokens_until_audio, ticket.waits_for_text, ticket.is_complete = 0, False, True
         elif segment is None:
             # Between segments, or the text has just ended behind the last one: flush the vocoder.
             has_text = feed is not None and (live.segment_input is not None or feed.has_segment)
             ticket.waits_for_text = not has_text
-            flush = feed is not None and feed.is_exhausted and not has_text
-            ticket.tokens_until_audio = 0 if flush else FAR
+            ticket.is_complete = feed is not None and feed.is_exhausted and not has_text
+            ticket.tokens_until_audio = 0 if ticket.is_complete else FAR
         elif segment.is_complete:
-            ticket.tokens_until_audio, ticket.waits_for_text = 0, False
+            ticket.tokens_until_audio, ticket.waits_for_text, ticket.is_complete = 0, False, True
+            ticket.spare_tokens = len(segment.tokens)
         else:
             assert segment.lm is not None
-            ticket.waits_for_text = segment.lm.waits_for_text
-            ticket.tokens_until_audio = (
-                self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
-                if not segment.is_whole
-                else FAR
-            )
+            ticket.waits_for_text, ticket.is_complete = segment.lm.waits_for_text, False
+            needed = self.plan.tokens_until_audio(segment.done_tokens, segment.fed_tokens)
+            known = len(segment.tokens)
+            ticket.tokens_until_audio = FAR if segment.is_whole else max(0, needed - known)
+            ticket.spare_tokens = 0 if segment.is_whole else max(0, known - needed)
 
-    def _next_segment(self, live: LiveRequest) -> Segment:
+    def next_segment(self, live: LiveRequest) -> Segment:
         """Opens the next segment of text, or again the one whose decoding was thrown away."""
         assert live.feed is not None
         entry = live.segment_input or live.feed.next_segment()
@@ -218,7 +297,7 @@ class Stages:
                 close_flow(flow)
 
         try:
-            with self._span("prompt"):
+            with self.span("prompt"):
                 flow = self._flow.open(live.voice) if live.stream else None
         except BaseException:
             release()
@@ -266,9 +345,11 @@ class Stages:
         else:
             segment.is_complete = True
 
-    def _is_refused(self, live: LiveRequest, mel: Tensor) -> bool:
+    def is_refused(self, work: Rendering, mel: Tensor) -> bool:
         """Whether the whole segment, of which nothing was given out, is near silence: then it is decoded again."""
-        segment, entry = live.segment, live.segment_input
+        live, segment, entry = work.live, work.segment, work.live.segment_input
+        if not work.is_first or not work.segment_ends:
+            return False
         if segment is None or segment.lm is None or entry is None or not entry.is_all_known:
             return False
         if not is_near_silent(mel, live.voice):

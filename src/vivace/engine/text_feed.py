@@ -109,6 +109,7 @@ class TextFeed:
             voice, request.instruction, cross_lingual=request.cross_lingual, language=request.language
         )
         # A model that does not interleave text and speech speaks each clause of a streamed text as a segment.
+        self._is_streamed = not isinstance(request.text, str)
         self._interleaved = None if isinstance(request.text, str) else frontend.interleaving
         self._segments: deque[SegmentInput] = deque()
         self._open: tuple[SegmentInput, Interleaver] | None = None
@@ -117,6 +118,16 @@ class TextFeed:
     @property
     def has_segment(self) -> bool:
         return bool(self._segments)
+
+    @property
+    def waiting(self) -> Sequence[SegmentInput]:
+        """Segments that were not handed out."""
+        return self._segments
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Text tokens of the longest segment where text is streamed; None where all of it is known."""
+        return self._segment_tokens if self._is_streamed else None
 
     @property
     def is_exhausted(self) -> bool:

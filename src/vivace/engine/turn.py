@@ -64,11 +64,10 @@ class Turn:
         self.tell(deliver)
         return answer.result()
 
-    def wait(self, version: int) -> None:
-        """Sleeps until something changed since ``version`` was read."""
+    def wait(self, version: int, timeout_s: float | None = None) -> None:
+        """Sleeps until something changed since ``version`` was read, or the time is over."""
         with self._changed:
-            while self._version == version:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._version != version, timeout_s)
 
     def _settle(self) -> None:
         """Delivers what lies in the mailbox unless somebody holds the turn: then it is theirs to deliver."""

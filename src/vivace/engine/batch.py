@@ -1,0 +1,266 @@
+"""Runs what the scheduler planned for many requests together, on paged stages.
+
+A step queues one launch of the flow for all chunks, one of the vocoder for what comes of them, and one of the speech
+LM for all rows; only then does it wait, first for the audio. The tokens are taken at the beginning of the next step.
+So the device has work from the first launch of a step to the last. What fails, fails alone: each row carries its own
+flag of values that are not finite.
+
+The samples of a request do not depend on how many chunks a step renders of it: its frames go to the vocoder chunk by
+chunk, cut at the absolute borders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, DeviceVocoderSession
+from vivace.engine.lm_device import DeviceLMSession
+from vivace.engine.work import Outcome, Rendering, attempt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vivace.datatypes import AudioChunk, Samples
+    from vivace.engine.live import LiveRequest, Segment
+    from vivace.engine.scheduler import StepPlan
+    from vivace.engine.stages import Stages
+    from vivace.models.flow_paged import MelHandle
+
+_Planned = tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class _Part:
+    """One request's part in the rendering of a step.
+
+    Attributes:
+        handle: its frames on their way, where the flow has pages.
+        outcome: known before the end: it failed, or its segment is decoded again.
+        samples: of a vocoder that has no queue.
+    """
+
+    work: Rendering
+    mel: Tensor | None = None
+    handle: MelHandle | None = None
+    outcome: Outcome | None = None
+    samples: list[Samples] = field(default_factory=list)
+
+    @property
+    def live(self) -> LiveRequest:
+        return self.work.live
+
+    def fail(self, error: Exception) -> None:
+        self.outcome = Outcome(self.live, error=error)
+
+
+class BatchRunner:
+    """The device's side of ``Stages``.
+
+    Args:
+        stages: what is common to all ways of running.
+        device: runs the stages.
+    """
+
+    def __init__(self, stages: Stages, device: DeviceStages) -> None:
+        self._stages, self._device = stages, device
+        self._flow: Any = device.flow
+        self._decoding: list[tuple[LiveRequest, Segment]] = []
+
+    def collect(self) -> Iterator[Outcome]:
+        """Takes the tokens that the last step queued."""
+        decoding, self._decoding = self._decoding, []
+        started = time.perf_counter()
+        for live, segment in decoding:
+            if not live.is_done and live.segment is segment:
+                yield attempt(live, partial(self._take_tokens, live, segment, started))
+
+    def run(self, plan: StepPlan, lives: Mapping[int, LiveRequest]) -> Iterator[Outcome]:
+        """Queues everything, then waits for the audio; an outcome for each request that has news."""
+        started = time.perf_counter()
+        parts = [part for entry in plan.render if (part := self._begin(lives[entry[0]], entry[1]))]
+        with self._stages.span("flow"):
+            self._launch_flow(parts)
+        self._judge(parts)
+        launched = time.perf_counter()
+        with self._stages.span("vocoder"):
+            self._launch_vocoder(parts)
+        failed = {part.live.request_id for part in parts if part.outcome is not None}
+        with self._stages.span("lm"):
+            yield from self._launch_lm(plan.decode, lives, failed)
+        waited = time.perf_counter()
+        flow_ms, vocoder_ms = (launched - started) * 1e3, (waited - launched) * 1e3
+        for part in parts:
+            part.live.times.flow_ms += flow_ms
+            part.live.times.vocoder_ms += vocoder_ms
+            yield part.outcome or attempt(part.live, partial(self._finish, part, waited))
+
+    # -- audio -------------------------------------------------------------------------------------------------
+
+    def _begin(self, live: LiveRequest, hop: int) -> _Part:
+        part = _Part(self._stages.begin(live, hop))
+        if live.vocoder is None:
+            self._guard([part], lambda: self._open_vocoder(live))
+        return part
+
+    def _open_vocoder(self, live: LiveRequest) -> None:
+        live.vocoder = self._device.open_vocoder(live.speed)
+
+    @staticmethod
+    def _guard(parts: list[_Part], work: Callable[[], None]) -> None:
+        """Work for several requests; if it fails, so do they."""
+        try:
+            work()
+        except Exception as error:
+            for part in parts:
+                part.fail(error)
+
+    def _launch_flow(self, parts: list[_Part]) -> None:
+        together = []
+        for part in parts:
+            segment = part.work.segment
+            if part.outcome is not None:
+                continue
+            if segment is not None and segment.flow is not None and isinstance(self._flow, DeviceFlowRunner):
+                together.append(part)
+            else:
+                self._guard([part], partial(self._run_flow_alone, part))
+        if together:
+            self._guard(together, partial(self._run_flow_together, together))
+
+    def _run_flow_alone(self, part: _Part) -> None:
+        part.mel = self._stages.mel_of(part.work)
+
+    def _run_flow_together(self, parts: list[_Part]) -> None:
+        items: list[Any] = []
+        for part in parts:
+            assert part.work.segment is not None
+            items.append((part.work.segment.flow, part.work.tokens, part.work.segment_ends))
+        for part, handle in zip(parts, self._flow.launch_batch(items), strict=True):
+            part.handle, part.mel = handle, handle.mel
+            if handle.error is not None:
+                part.fail(handle.error)
+
+    def _judge(self, parts: list[_Part]) -> None:
+        """A whole segment near silence is decoded again."""
+        for part in parts:
+            if part.outcome is None and part.mel is not None:
+                self._guard([part], partial(self._judge_one, part, part.mel))
+
+    def _judge_one(self, part: _Part, mel: Tensor) -> None:
+        if self._stages.is_refused(part.work, mel):
+            part.outcome = Outcome(part.live)
+
+    def _launch_vocoder(self, parts: list[_Part]) -> None:
+        rounds: list[list[tuple[_Part, Tensor, bool]]] = []
+        for part in parts:
+            if part.outcome is not None or part.mel is None:
+                continue
+            pieces = self._pieces(part, part.mel)
+            while len(rounds) < len(pieces):
+                rounds.append([])
+            for number, piece in enumerate(pieces):
+                is_last = part.work.request_ends and number == len(pieces) - 1
+                rounds[number].append((part, piece, is_last))
+        for row in rounds:
+            self._run_vocoder(row)
+
+    def _pieces(self, part: _Part, mel: Tensor) -> list[Tensor]:
+        """Frames cut at the chunk borders, so that every split of the work gives the same pieces."""
+        if part.handle is None:
+            return [mel]
+        plan = self._stages.plan
+        first, chunk = part.work.border * plan.frames_per_token, plan.chunk_tokens * plan.frames_per_token
+        cuts = [0, *range(first, mel.shape[1], chunk), mel.shape[1]]
+        return [mel[:, start:end] for start, end in itertools.pairwise(cuts)]
+
+    def _run_vocoder(self, row: list[tuple[_Part, Tensor, bool]]) -> None:
+        together = []
+        for part, piece, is_last in row:
+            vocoder = part.live.vocoder
+            if part.outcome is not None:
+                continue
+            if isinstance(vocoder, DeviceVocoderSession):
+                together.append((part, (vocoder, piece, is_last)))
+            else:
+                self._guard([part], partial(self._run_vocoder_alone, part, piece, is_last))
+        if together:
+            items = [item for _, item in together]
+            self._guard([part for part, _ in together], partial(DeviceVocoderSession.launch_batch, items))
+
+    @staticmethod
+    def _run_vocoder_alone(part: _Part, piece: Tensor, is_last: bool) -> None:
+        assert part.live.vocoder is not None
+        part.live.vocoder.launch(piece, is_last=is_last)
+        part.samples.append(part.live.vocoder.collect())
+
+    def _finish(self, part: _Part, waited: float) -> AudioChunk | None:
+        """Waits for the request's audio."""
+        live = part.live
+        if part.handle is not None:
+            part.handle.check()
+        rendered = time.perf_counter()
+        vocoder = live.vocoder
+        if isinstance(vocoder, DeviceVocoderSession):
+            samples = vocoder.collect()
+        else:
+            samples = np.concatenate(part.samples)
+        live.times.flow_ms += (rendered - waited) * 1e3
+        live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
+        return self._stages.finish(part.work, samples)
+
+    # -- tokens ------------------------------------------------------------------------------------------------
+
+    def _launch_lm(
+        self, planned: _Planned, lives: Mapping[int, LiveRequest], failed: set[int]
+    ) -> Iterator[Outcome]:
+        """All rows together; an outcome for each that has no queue or cannot go on."""
+        rows: dict[DeviceLMSession, tuple[LiveRequest, Segment]] = {}
+        work = []
+        for request_id, count in planned:
+            live = lives[request_id]
+            if request_id in failed:
+                continue
+            opened = attempt(live, partial(self._open, live))
+            segment = live.segment
+            if opened.error is not None or segment is None:
+                yield opened
+            elif isinstance(segment.lm, DeviceLMSession):
+                rows[segment.lm] = live, segment
+                work.append((segment.lm, self._count(segment, count)))
+            else:
+                yield attempt(live, partial(self._stages.decode, live, count))
+        if not work:
+            return
+        assert self._device.lm is not None
+        self._device.lm.paged.wait_for_caller()
+        refused = dict(self._device.lm.launch(work))
+        for session, (live, segment) in rows.items():
+            error = refused.get(session)
+            if error is not None:
+                yield Outcome(live, error=error)
+            else:
+                self._decoding.append((live, segment))
+
+    def _open(self, live: LiveRequest) -> None:
+        if live.segment is None:
+            self._stages.next_segment(live)
+
+    def _count(self, segment: Segment, count: int) -> int:
+        """The first chunk gets its tokens and not one more: it is the one that is waited for."""
+        plan = self._stages.plan
+        if segment.is_whole or segment.index or segment.done_tokens != segment.fed_tokens:
+            return count
+        return min(count, plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
+
+    def _take_tokens(self, live: LiveRequest, segment: Segment, started: float) -> None:
+        assert segment.lm is not None
+        made = segment.lm.collect()
+        live.times.lm_ms += (time.perf_counter() - started) * 1e3
+        self._stages.add_tokens(live, made)

@@ -1,0 +1,113 @@
+"""What the scheduler knows of requests and stages, and what may be tuned. Plain Python on integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What the scheduler knows of a live request; the engine keeps it up to date. Times are in milliseconds.
+
+    Attributes:
+        tokens_until_audio: speech tokens missing until the next chunk can be rendered; 0: it can be now.
+        spare_tokens: tokens known beyond those that the next chunk needs.
+        is_complete: no more tokens of the segment will come.
+        opens_segment: the next decoding runs a prompt.
+        waits_for_text: the speech LM can do nothing until more text arrives.
+        pending_chunks: chunks made but not yet taken by the consumer.
+        kv_pages: of the speech LM's cache, the most that it can take at any time.
+        flow_pages: of the flow's memory, likewise; likely_pages: by the length of its text.
+        typical_pages: what it is counted for while it runs; set by the scheduler.
+        held_pages, most_held: of the flow's memory, now and at most so far.
+        submitted_ms, first_ms: when it came; when its first chunk was handed over (-1: not yet).
+        audio_ms: audio handed over.
+        lagging_ms: since when the consumer takes nothing of a full queue (-1: it does).
+        served: the step that served it last.
+    """
+
+    request_id: int
+    tokens_until_audio: int = 1
+    spare_tokens: int = 0
+    is_complete: bool = False
+    opens_segment: bool = True
+    waits_for_text: bool = False
+    pending_chunks: int = 0
+    kv_pages: int = 0
+    flow_pages: int = 0
+    likely_pages: int = 0
+    typical_pages: int = 0
+    held_pages: int = 0
+    most_held: int = 0
+    submitted_ms: int = 0
+    first_ms: int = -1
+    audio_ms: int = 0
+    lagging_ms: int = -1
+    served: int = -1
+
+    def credit_ms(self, now_ms: int) -> int:
+        """Audio that a player which began with the first chunk has not played yet; below 0 it has run dry."""
+        return 0 if self.first_ms < 0 else self.first_ms + self.audio_ms - now_ms
+
+    def note_chunk(self, now_ms: int, audio_ms: int) -> None:
+        """A chunk was made; ``audio_ms`` is all audio so far."""
+        self.pending_chunks += 1
+        self.audio_ms = audio_ms
+        if self.first_ms < 0:
+            self.first_ms = now_ms
+
+    def hold(self, pages: int) -> None:
+        """Notes how many pages of the flow's memory it holds now."""
+        self.held_pages = pages
+        self.most_held = max(self.most_held, pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the stages have room for. The default is that of plain stages: one unit of work at a time.
+
+    Attributes:
+        batch: most chunks of one step; 1: a step is one burst of decoding or one chunk, of one request.
+        running: requests that may hold state at once; queue: those that may wait beyond them.
+        kv_pages, flow_pages: pages there are for requests.
+        chunk_tokens: speech tokens of a chunk.
+    """
+
+    batch: int = 1
+    running: int = 64
+    queue: int = 0
+    kv_pages: int = 1 << 60
+    flow_pages: int = 1 << 60
+    chunk_tokens: int = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may be tuned.
+
+    Attributes:
+        max_requests: live requests beyond which a new one is refused; None: as the stages have room for.
+        burst_tokens: most tokens one row decodes in a step, so that no request holds the machine for long;
+            quiet_tokens: with at most ``quiet_rows`` rows.
+        max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play.
+        max_pending_chunks: undelivered chunks at which a request pauses.
+        max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
+        max_hop_chunks: chunks of one stream in a step while its playback is safe; safe_ms: credit per chunk of it.
+        first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
+        max_queue_ms: longest wait of a request that has not started.
+        max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.
+    """
+
+    max_requests: int | None = None
+    burst_tokens: int = 16
+    quiet_tokens: int = 32
+    quiet_rows: int = 4
+    max_prompts: int = 8
+    max_pending_chunks: int = 8
+    max_ahead_ms: int | None = None
+    max_hop_chunks: int = 4
+    safe_ms: int = 1500
+    first_ms: int = 200
+    urgent_ms: int = 300
+    max_queue_ms: int = 30_000
+    max_stall_ms: int | None = None
