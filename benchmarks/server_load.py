@@ -76,9 +76,6 @@ def _phase(
         return [phases.keep_alive(server, options.connections)]
     if name == "drain":
         return [faults.drain(server, server.terminate)]
-    if name == "faults":
-        numbers = (signal.SIGKILL, signal.SIGSTOP)
-        return [faults.engine_lost(server, number, options.times) for number in numbers]
     if name == "overload":
         return [faults.overload(server, options.seconds / 2, options.seconds)]
     return [Soak(server, random.Random(0)).run(options.clients, 60 * options.minutes)]
@@ -87,7 +84,7 @@ def _phase(
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One phase on a fresh server; its figures, and how the server ended."""
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess("mini" if name in ("faults", "overload", "soak") else "paced", Path(folder))
+        server = ServerProcess("mini" if name in ("overload", "soak") else "paced", Path(folder))
         try:
 
             async def run() -> list[dict[str, Any]]:
@@ -100,6 +97,22 @@ def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"steps": results, "exit_code": code, "ended_after_s": round(time.monotonic() - started, 2)}
 
 
+def _measure_faults(times: int) -> dict[str, Any]:
+    """Each fault on as many fresh servers as asked for."""
+    steps, codes = [], set()
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        struck = []
+        for _ in range(times):
+            with tempfile.TemporaryDirectory() as folder:
+                server = ServerProcess("mini", Path(folder))
+                try:
+                    struck.append(asyncio.run(faults.engine_lost(server, number)))
+                finally:
+                    codes.add(server.end())
+        steps.append(faults.summary(number, struck))
+    return {"steps": steps, "exit_codes": sorted(codes)}
+
+
 def main() -> None:
     """Runs the phases asked for, all of them by default."""
     options = _options()
@@ -109,7 +122,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     measured = {}
     for name in options.phases or PHASES:
-        measured[name] = _measure(name, options)
+        measured[name] = _measure_faults(options.times) if name == "faults" else _measure(name, options)
         print(name, json.dumps(measured[name]), flush=True)
     document = {
         "bench": "server_load",

@@ -48,37 +48,44 @@ class _Readiness:
         return self.changes[-1][0]
 
 
-async def engine_lost(server: ServerProcess, number: signal.Signals, times: int) -> dict[str, Any]:
-    """The engine process gets a signal while streams run: when is it noticed, when do they end, when is all well?"""
-    unready_ms, ended_ms, ready_s, statuses = [], [], [], []
+async def engine_lost(server: ServerProcess, number: signal.Signals) -> dict[str, float]:
+    """The engine process gets a signal while streams run: when is it noticed, when do they end, when is all well?
+
+    Once for each server: engines that are lost again soon are started later and later.
+    """
     readiness = _Readiness(server.port)
     watching = asyncio.create_task(readiness.watch())
-    for seed in range(times):
-        await readiness.wait_for(is_ready=True, limit_s=60)
-        streams = [asyncio.create_task(_ending(server.port, seed)) for _ in range(NUM_STREAMS)]
-        await asyncio.sleep(2.0)
-        struck = time.perf_counter()
-        pid = server.engine_pid()
-        assert pid is not None
-        os.kill(pid, number)
-        noticed = await readiness.wait_for(is_ready=False, limit_s=30)
-        endings = await asyncio.gather(*streams)
-        unready_ms.append(1e3 * (noticed - struck))
-        ended_ms.append(1e3 * (max(at for at, _ in endings) - noticed))
-        statuses += [is_whole for _, is_whole in endings]
-        ready_s.append(await readiness.wait_for(is_ready=True, limit_s=120) - struck)
-        heard = await speak(server.port, "Hello there.", seed)
-        assert heard.is_whole
+    await readiness.wait_for(is_ready=True, limit_s=60)
+    streams = [asyncio.create_task(_ending(server.port, seed)) for seed in range(NUM_STREAMS)]
+    await asyncio.sleep(2.0)
+    struck = time.perf_counter()
+    pid = server.engine_pid()
+    assert pid is not None
+    os.kill(pid, number)
+    noticed = await readiness.wait_for(is_ready=False, limit_s=30)
+    endings = await asyncio.gather(*streams)
+    again = await readiness.wait_for(is_ready=True, limit_s=120)
+    heard = await speak(server.port, "Hello there.")
     watching.cancel()
     return {
+        "not_ready_after_ms": 1e3 * (noticed - struck),
+        "streams_ended_after_ms": 1e3 * (max(at for at, _ in endings) - struck),
+        "looked_complete": sum(is_whole for _, is_whole in endings),
+        "ready_again_after_s": again - struck,
+        "speaks_again": heard.is_whole,
+    }
+
+
+def summary(number: signal.Signals, struck: list[dict[str, float]]) -> dict[str, Any]:
+    """Of several servers."""
+    times = ("not_ready_after_ms", "streams_ended_after_ms", "ready_again_after_s")
+    return {
         "signal": number.name,
-        "times": times,
+        "times": len(struck),
         "streams": NUM_STREAMS,
-        "not_ready_after_ms": percentiles(unready_ms),
-        "streams_ended_after_that_ms": percentiles(ended_ms),
-        "streams_that_looked_complete": sum(statuses),
-        "ready_again_after_s": percentiles(ready_s),
-        "after": server.take(),
+        **{name: percentiles([one[name] for one in struck]) for name in times},
+        "looked_complete": sum(one["looked_complete"] for one in struck),
+        "speaks_again": sum(one["speaks_again"] for one in struck),
     }
 
 
