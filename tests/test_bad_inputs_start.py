@@ -113,7 +113,7 @@ def test_C7_a_closed_pipe_is_no_traceback(random_model_folder, tmp_path):
 # -- E: environment --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", ["", "99", "garbage"])
+@pytest.mark.parametrize("devices", ["", "99,garbage"])
 def test_E1_no_device_of_that_kind(random_model_folder, tmp_path, devices):
     done = _run(
         *("say", "Hi.", "-m", random_model_folder, "--device", "cuda"),
@@ -125,7 +125,11 @@ def test_E1_no_device_of_that_kind(random_model_folder, tmp_path, devices):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_E2_E3_E6_E7_the_environment_does_not_change_the_audio(random_model_folder, tmp_path):
+def test_E2_E3_E6_E7_the_environment_does_not_change_the_audio(
+    vivace,  # noqa: F811
+    random_model_folder,
+    tmp_path,
+):
     """Locale, home, temporary folder, time zone, proxies that lead nowhere, nonsense for libraries."""
     poor = {
         "LANG": "C",
@@ -141,14 +145,12 @@ def test_E2_E3_E6_E7_the_environment_does_not_change_the_audio(random_model_fold
         "https_proxy": "http://127.0.0.1:9",
     }
     text = "Grüße, Ωmega 你好."
-    outcomes = []
-    for name, environment in (("plain.wav", {}), ("poor.wav", poor)):
-        options = ("-m", random_model_folder, "-o", name, "--json")
-        done = _run("say", "-", *options, cwd=tmp_path, environment=environment, stdin=text.encode())
-        assert done.returncode == 0
-        assert b"Traceback" not in done.stderr
-        outcomes.append((tmp_path / name).read_bytes())
-    assert outcomes[0] == outcomes[1]
+    options = ("-m", random_model_folder, "--json", "-o")
+    assert vivace("say", "-", *options, "plain.wav", stdin=text)[0] == 0
+    done = _run("say", "-", *options, "poor.wav", cwd=tmp_path, environment=poor, stdin=text.encode())
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert (tmp_path / "plain.wav").read_bytes() == (tmp_path / "poor.wav").read_bytes()
 
 
 def test_E4_E8_few_open_files_and_secrets_in_the_environment(tmp_path):
@@ -247,15 +249,10 @@ except VivaceError as error:
 def test_E9_no_check_is_an_assertion(random_model_folder, tmp_path):
     """The same answers with ``python -O``, which leaves assertions out."""
     program = CHECKS.format(folder=str(random_model_folder))
-    said = [
-        subprocess.run(
-            [sys.executable, *options, "-c", program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout.split()
-        for options in ((), ("-O",))
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == [
+        *("empty_input", "special_token_not_allowed", "value_out_of_range", "voice_not_found"),
+        *("special_token_not_allowed", "invalid_type", "unsupported_media_type"),
     ]
-    assert said[0] == said[1]
-    assert len(said[0]) == 7
