@@ -554,6 +554,83 @@ def bench_ladder(
     _print_json(document)
 
 
+@bench_app.command("throughput")
+def bench_throughput(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
+    ] = "mini",
+    batch: Annotated[
+        str, typer.Option(help="Sentences side by side, separated by commas.")
+    ] = "1,2,4,8,16,32",
+    seconds: Annotated[float, typer.Option(help="Audio per sentence.")] = 3.0,
+    requests: Annotated[int, typer.Option(help="Sentences of each client.")] = 2,
+    chart: Annotated[
+        Path | None, typer.Option(help="Write sentences per second by batch here (SVG).")
+    ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Sentences per second, latency and waiting by how many are spoken side by side."""
+    from vivace.bench.llm import parse_batches
+    from vivace.bench.throughput import run
+    from vivace.bench.throughput_table import print_throughput, throughput_svg
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        seconds=seconds,
+        batches=parse_batches(batch),
+        requests=requests,
+    )
+    print_throughput(document)
+    if chart is not None:
+        chart.write_text(throughput_svg(document), encoding="utf-8")
+    _print_json(document)
+
+
+@bench_app.command("profile")
+def bench_profile(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for timeline.svg and trace.json.")] = Path(
+        "profile"
+    ),
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
+    ] = "mini",
+    seconds: Annotated[float, typer.Option(help="Audio per request.")] = 5.0,
+    batch: Annotated[int, typer.Option(help="Requests side by side under load.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests of each client under load.")] = 2,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Where a request's time goes, as a picture and a Chrome trace; how busy the machine is under load."""
+    from vivace.bench.profile import run
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        out=out,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        seconds=seconds,
+        batch=batch,
+        requests=requests,
+    )
+    stages, load = document["stages_ms"], document["load"]
+    _print(", ".join(f"{lane} {spent:.1f} ms" for lane, spent in stages.items()))
+    _print(
+        f"no stage ran for {document['gap_ms']:.1f} of {document['wall_ms']:.1f} ms in {document['gaps']} gaps"
+    )
+    _print(
+        f"{load['batch']} side by side: mean {load['latency_ms_mean']:.0f} ms ({load['latency_growth']} times a lone"
+        f" request), host busy for {load['host_busy_percent_of_one_core']:.0f} % of a core"
+    )
+    _print(load["advice"] or f"device: {load['device_reason']}")
+    _print("; ".join(document["files"]))
+    _print_json(document)
+
+
 @app.command()
 def limits(
     model: Annotated[

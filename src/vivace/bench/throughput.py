@@ -1,0 +1,137 @@
+"""Sentences per second and latency by how many are spoken side by side: ``vivace bench throughput``.
+
+A closed loop: each of ``batch`` clients sends its next sentence when the one before has been spoken. What a request
+waits for is the time in which none of its own stages ran: the others' turns, and the engine's own bookkeeping.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from vivace.bench.ladder_measure import forget_peak, peak_memory
+from vivace.bench.single import TEXT, Bench, percentile
+from vivace.bench.streaming import hardware
+from vivace.datatypes import SamplingParams, SynthesisResult
+from vivace.engine.live import LiveRequest
+from vivace.engine.request import SynthesisRequest
+from vivace.engine.results import summarise
+from vivace.errors import InvalidRequestError
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+MOST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What ``batch`` clients saw; times are milliseconds."""
+
+    batch: int
+    sentences: int
+    latency_ms_mean: float
+    latency_ms_p50: float
+    latency_ms_p90: float
+    latency_ms_p99: float
+    queue_ms_mean: float
+    ttfb_ms_p50: float
+    ttfb_ms_p99: float
+    sentences_per_second: float
+    audio_seconds_per_second: float
+    peak_memory_bytes: int | None
+
+
+def run(
+    model: str = "mini",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    seconds: float = 3.0,
+    batches: tuple[int, ...] = BATCHES,
+    requests: int = 2,
+) -> dict[str, Any]:
+    """Measures every batch size on one warm engine.
+
+    Args:
+        model: folder, "mini", or "random" (full size).
+        seconds: length of each sentence's audio.
+        requests: sentences of each client; a small batch gets eight sentences in all.
+
+    Raises:
+        ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
+    """
+    check(batches, requests)
+    bench = Bench(model, device, dtype, seconds)
+    try:
+        bench.speak(0)
+        loads = [serve(bench, batch, max(8, batch * requests)) for batch in batches]
+        config = bench.assets.model.config
+    finally:
+        bench.close()
+    return {
+        "bench": "throughput",
+        "hardware": hardware(device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "model": config.name,
+        "precision": str(dtype).removeprefix("torch."),
+        "audio_seconds": seconds,
+        "loads": [asdict(load) for load in loads],
+    }
+
+
+def check(batches: tuple[int, ...], requests: int) -> None:
+    """Raises InvalidRequestError for numbers out of range."""
+    if not batches or not all(1 <= batch <= MOST for batch in batches):
+        raise InvalidRequestError(f"batch sizes must lie between 1 and {MOST}", param="batch")
+    if not 1 <= requests <= 1000:
+        raise InvalidRequestError("requests must lie between 1 and 1000", param="requests")
+
+
+def serve(bench: Bench, batch: int, sentences: int) -> Load:
+    """Speaks ``sentences``, never more than ``batch`` at once."""
+    device = bench.assets.model.device
+    forget_peak(device)
+    begun = time.perf_counter()
+    results = list(_spoken(bench, batch, sentences))
+    wall_s = time.perf_counter() - begun
+    latency = sorted(result.wall_ms for result in results)
+    ttfb = sorted(result.ttfb_ms for result in results)
+    return Load(
+        batch=batch,
+        sentences=len(results),
+        latency_ms_mean=round(fmean(latency), 2),
+        latency_ms_p50=round(percentile(latency, 50), 2),
+        latency_ms_p90=round(percentile(latency, 90), 2),
+        latency_ms_p99=round(percentile(latency, 99), 2),
+        queue_ms_mean=round(fmean(result.times.waiting_ms for result in results), 2),
+        ttfb_ms_p50=round(percentile(ttfb, 50), 2),
+        ttfb_ms_p99=round(percentile(ttfb, 99), 2),
+        sentences_per_second=round(len(results) / wall_s, 3),
+        audio_seconds_per_second=round(sum(result.audio_seconds for result in results) / wall_s, 3),
+        peak_memory_bytes=peak_memory(device),
+    )
+
+
+def _spoken(bench: Bench, batch: int, sentences: int) -> list[SynthesisResult]:
+    """The results in the order in which they were done."""
+    engine, waiting = bench.engine, sentences
+    live: list[LiveRequest] = []
+    done: list[SynthesisResult] = []
+    while waiting or live:
+        while waiting and len(live) < batch:
+            waiting -= 1
+            request = SynthesisRequest(TEXT, sampling=SamplingParams(seed=waiting))
+            live.append(engine.submit(request))
+        engine.step()
+        for each in list(live):
+            is_done = each.is_done
+            while engine.take(each) is not None:
+                pass
+            if is_done:
+                live.remove(each)
+                done.append(summarise(each))
+    return done

@@ -1,0 +1,43 @@
+"""Table and picture of ``vivace bench throughput``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vivace.bench.report_charts import line_chart
+
+_COLUMNS = (
+    ("batch", "batch", 1.0, "{:d}"),
+    ("latency_ms_mean", "mean ms", 1.0, "{:,.0f}"),
+    ("latency_ms_p99", "p99 ms", 1.0, "{:,.0f}"),
+    ("queue_ms_mean", "waiting ms", 1.0, "{:,.0f}"),
+    ("ttfb_ms_p50", "TTFB ms", 1.0, "{:,.0f}"),
+    ("sentences_per_second", "sentences/s", 1.0, "{:.2f}"),
+    ("audio_seconds_per_second", "audio s/s", 1.0, "{:.2f}"),
+    ("peak_memory_bytes", "MB", 1e-6, "{:,.0f}"),
+)
+
+
+def print_throughput(document: dict[str, Any], console: Console | None = None) -> None:
+    """One line a batch size."""
+    what = f"{document['model']}, {document['precision']}, {document['hardware']}"
+    title = f"{what}: sentences of {document['audio_seconds']:g} s"
+    table = Table(title=title)
+    for _, heading, _, _ in _COLUMNS:
+        table.add_column(heading, justify="right")
+    for load in document["loads"]:
+        cells = []
+        for name, _, factor, form in _COLUMNS:
+            value = load[name]
+            cells.append("–" if value is None else form.format(value if factor == 1.0 else value * factor))
+        table.add_row(*cells)
+    (console or Console()).print(table)
+
+
+def throughput_svg(document: dict[str, Any]) -> str:
+    """Sentences per second by batch size."""
+    points = [(float(load["batch"]), float(load["sentences_per_second"])) for load in document["loads"]]
+    return line_chart("Sentences per second", points, "sentences side by side", "sentences per second")
