@@ -9,7 +9,7 @@ RAISE_BELOW_PERCENT = 60
 
 
 class BatchLimit:
-    """Grows while the device is idle for much of the time, shrinks when steps get long.
+    """Shrinks when steps get long, grows while the device is idle for much of the time or steps are short.
 
     Args:
         most: never more chunks than this.
@@ -24,7 +24,7 @@ class BatchLimit:
     def __init__(self, most: int, *, target_ms: int = 100, window: int = 64) -> None:
         self.most = most
         self.target_ms = target_ms
-        self.chunks = min(most, max(1, most // 2))
+        self.chunks = most
         self.busy_percent = 0
         self.step_ms_p99 = 0
         self._times: deque[int] = deque(maxlen=window)
@@ -49,5 +49,5 @@ class BatchLimit:
         self._busy_ms = self._wall_ms = self._seen = 0
         if self.step_ms_p99 > self.target_ms:
             self.chunks = max(1, self.chunks * 3 // 4)
-        elif self.busy_percent < RAISE_BELOW_PERCENT:
+        elif self.busy_percent < RAISE_BELOW_PERCENT or self.step_ms_p99 < self.target_ms // 2:
             self.chunks = min(self.most, self.chunks + max(1, self.chunks // 4))

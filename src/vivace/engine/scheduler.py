@@ -169,11 +169,13 @@ class Scheduler:
             if ticket.tokens_until_audio:
                 continue
             hop = min(self._hop(ticket, now_ms), room)
+            left = ticket.flow_pages - ticket.held_pages
+            # When pages are scarce fewer chunks may do where many do not.
+            while scarce and hop and not self.requests.may_take(free, ticket, min(hop, left), extra):
+                hop -= 1
             if hop <= 0:
                 continue
-            pages = min(hop, ticket.flow_pages - ticket.held_pages)
-            if scarce and not self.requests.may_take(free, ticket, pages, extra):
-                continue
+            pages = min(hop, left)
             if pages > 0:
                 extra[ticket.request_id] = pages
                 free -= pages

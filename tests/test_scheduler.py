@@ -1,0 +1,255 @@
+"""What the scheduler plans: who comes first, how much at once, who may start, and when it wants to be asked again."""
+
+import pytest
+
+from vivace.engine.admission import LEARNED_FROM, Admission, is_safe
+from vivace.engine.batch_limit import BatchLimit
+from vivace.engine.scheduler import Capacity, Policy, Scheduler, Ticket
+from vivace.errors import InvalidRequestError, OverloadedError
+
+DEVICE = Capacity(batch=8, running=16, queue=2, kv_pages=100, flow_pages=50)
+
+
+def make(capacity=DEVICE, **policy):
+    scheduler = Scheduler(Policy(**policy))
+    scheduler.use(capacity)
+    return scheduler
+
+
+def playing(request_id, credit_ms, now_ms=10_000, **state):
+    """A stream whose playback runs dry in so many milliseconds; its next chunk could be rendered."""
+    state = {"tokens_until_audio": 0, "opens_segment": False, "submitted_ms": 0, **state}
+    return Ticket(request_id, first_ms=now_ms - 1000, audio_ms=1000 + credit_ms, **state)
+
+
+def rendered(plan):
+    return [request_id for request_id, _ in plan.render]
+
+
+def decoded(plan):
+    return [request_id for request_id, _ in plan.decode]
+
+
+# -- order --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_about_to_run_dry_comes_first_then_first_chunks_then_the_earliest_deadline():
+    scheduler = make()
+    for ticket in (
+        playing(1, 2000),
+        playing(2, 900),
+        Ticket(3, tokens_until_audio=0, opens_segment=False, submitted_ms=9_950),
+        playing(4, 100),
+        playing(5, -300),
+    ):
+        scheduler.add(ticket)
+    assert rendered(scheduler.plan(10_000)) == [5, 4, 3, 2, 1]
+
+
+def test_a_first_chunk_that_is_late_does_not_wait_for_streams_that_run_dry():
+    scheduler = make()
+    scheduler.add(playing(1, 100))
+    scheduler.add(Ticket(2, tokens_until_audio=0, opens_segment=False, submitted_ms=9_000))
+    assert rendered(scheduler.plan(10_000)) == [2, 1]
+
+
+def test_the_limit_cuts_the_least_urgent():
+    scheduler = make(Capacity(batch=2))
+    for request_id, credit in ((1, 500), (2, 400), (3, 600)):
+        scheduler.add(playing(request_id, credit))
+    assert rendered(scheduler.plan(10_000)) == [2, 1]
+
+
+def test_plain_stages_do_one_thing_a_step_in_turn():
+    scheduler = Scheduler()
+    for request_id in (1, 2):
+        scheduler.add(Ticket(request_id, tokens_until_audio=40))
+    plans = [scheduler.plan(0) for _ in range(3)]
+    assert [plan.decode for plan in plans] == [((1, 16),), ((2, 16),), ((1, 16),)]
+
+
+# -- how much at once ------------------------------------------------------------------------------------------------
+
+
+def test_all_rows_decode_together_and_behind_what_is_rendered():
+    scheduler = make()
+    scheduler.add(playing(1, 500, spare_tokens=5))
+    scheduler.add(playing(2, 500, tokens_until_audio=9))
+    scheduler.add(playing(3, 500, is_complete=True))
+    scheduler.add(playing(4, 500, tokens_until_audio=9, waits_for_text=True))
+    plan = scheduler.plan(10_000)
+    assert set(rendered(plan)) == {1, 3}
+    assert set(decoded(plan)) == {1, 2}
+
+
+@pytest.mark.parametrize(("credit_ms", "chunks"), [(0, 1), (2900, 1), (3100, 2), (9000, 4)])
+def test_hops_grow_while_playback_is_safe(credit_ms, chunks):
+    scheduler = make()
+    scheduler.add(playing(1, credit_ms, spare_tokens=200))
+    assert scheduler.plan(10_000).render == ((1, chunks),)
+
+
+def test_a_safe_stream_waits_for_the_tokens_of_a_larger_hop_unless_none_will_come():
+    scheduler = make()
+    scheduler.add(playing(1, 9000, spare_tokens=30))
+    plan = scheduler.plan(10_000)
+    assert plan.render == ()
+    assert decoded(plan) == [1]
+    scheduler = make()
+    scheduler.add(playing(1, 9000, spare_tokens=30, is_complete=True))
+    assert scheduler.plan(10_000).render == ((1, 2),)
+
+
+def test_the_first_chunk_gets_its_tokens_and_no_more():
+    scheduler = make()
+    scheduler.add(Ticket(1, tokens_until_audio=13))
+    assert scheduler.plan(0).decode == ((1, 13),)
+
+
+def test_not_all_prompts_at_once():
+    scheduler = make(max_prompts=3)
+    for request_id in range(1, 7):
+        scheduler.add(Ticket(request_id, tokens_until_audio=13))
+    scheduler.add(playing(7, 500, tokens_until_audio=9, now_ms=0))
+    assert decoded(scheduler.plan(0)) == [1, 2, 3, 7]
+
+
+# -- pauses -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_far_ahead_pauses_until_its_time_has_come():
+    scheduler = make(max_ahead_ms=3000)
+    scheduler.add(playing(1, 5000))
+    assert scheduler.plan(10_000) is None
+    assert scheduler.wake_ms == 12_000
+    assert decoded(scheduler.plan(12_000)) == [1]
+
+
+def test_a_consumer_that_takes_nothing_is_ended_after_the_stated_time():
+    scheduler = make(max_pending_chunks=2, max_stall_ms=5000)
+    ticket = playing(1, 500, pending_chunks=2)
+    scheduler.add(ticket)
+    assert scheduler.plan(10_000) is None
+    assert scheduler.wake_ms == 15_000
+    ticket.pending_chunks = 1
+    assert scheduler.plan(14_000).overdue == ()
+    ticket.pending_chunks = 2
+    assert scheduler.plan(15_000) is None
+    assert scheduler.plan(20_000).overdue == ((1, "consumer"),)
+
+
+def test_without_a_stated_time_it_waits_for_ever():
+    scheduler = make(max_pending_chunks=2)
+    scheduler.add(playing(1, 500, pending_chunks=2))
+    assert scheduler.plan(10**9) is None
+    assert scheduler.wake_ms is None
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_bounded_and_goes_in_order():
+    scheduler = make(Capacity(batch=4, running=2, queue=2))
+    for request_id in range(1, 5):
+        scheduler.add(Ticket(request_id))
+    with pytest.raises(OverloadedError) as caught:
+        scheduler.add(Ticket(5))
+    assert caught.value.retry_after_s >= 1
+    assert list(scheduler.requests.running) == [1, 2]
+    scheduler.remove(2)
+    assert list(scheduler.requests.running) == [1, 3]
+    scheduler.remove(4)  # one that waits
+    scheduler.remove(1)
+    assert list(scheduler.requests.running) == [3]
+
+
+def test_whoever_waits_too_long_is_told():
+    scheduler = make(Capacity(batch=4, running=1, queue=2), max_queue_ms=1000)
+    for request_id, time_ms in ((1, 0), (2, 100), (3, 900)):
+        scheduler.add(Ticket(request_id, submitted_ms=time_ms, waits_for_text=True))
+    assert scheduler.plan(1000) is None
+    assert scheduler.wake_ms == 1100
+    assert scheduler.plan(1100).overdue == ((2, "queue"),)
+
+
+def test_the_speech_lms_cache_is_reserved_for_the_worst_case():
+    requests = Admission(DEVICE)
+    for request_id in (1, 2, 3):
+        requests.add(Ticket(request_id, kv_pages=40))
+    assert list(requests.running) == [1, 2]
+    requests.add(Ticket(4, kv_pages=1))
+    assert 4 not in requests.running  # nobody overtakes
+    requests.remove(1)
+    assert list(requests.running) == [2, 3, 4]
+
+
+def test_what_will_never_fit_is_refused_at_once():
+    requests = Admission(DEVICE)
+    for ticket in (Ticket(1, kv_pages=101), Ticket(2, flow_pages=51)):
+        with pytest.raises(InvalidRequestError, match="memory"):
+            requests.add(ticket)
+    assert len(requests) == 0
+
+
+def test_safe_means_that_all_can_reach_their_end_one_after_the_other():
+    assert is_safe(2, [(5, 4), (2, 3), (9, 0)])  # the second first, then the first, then the third
+    assert not is_safe(1, [(5, 4), (2, 3), (9, 0)])
+    assert not is_safe(2, [(5, 4), (2, 3), (10, 0)])
+
+
+def test_a_chunk_waits_when_it_could_stop_others_for_ever():
+    """Two streams hold half of the pages each; the last free page goes to the one that can finish with it."""
+    scheduler = make(Capacity(batch=8, flow_pages=11))
+    long, short = playing(1, 100, flow_pages=8), playing(2, 200, flow_pages=6)
+    for ticket in (long, short):
+        ticket.likely_pages = 5
+        scheduler.add(ticket)
+    assert set(scheduler.requests.running) == {1, 2}
+    long.hold(5)
+    short.hold(5)
+    assert rendered(scheduler.plan(10_000)) == [2]
+
+
+def test_the_likely_use_is_learned_from_those_that_finished():
+    requests = Admission(DEVICE)
+    assert requests.share_percent == 100
+    for request_id in range(LEARNED_FROM):
+        ticket = Ticket(request_id, flow_pages=50, likely_pages=40)
+        ticket.hold(10)
+        requests.add(ticket)
+        requests.remove(request_id, finished_ms=request_id)
+    assert requests.share_percent == 35
+    requests.add(Ticket(100, flow_pages=50, likely_pages=40))
+    assert requests.typical_used == 14
+
+
+def test_the_time_to_come_back_follows_the_pace():
+    requests = Admission(Capacity(running=1, queue=5))
+    for number in range(5):
+        requests.add(Ticket(number))
+        requests.remove(number, finished_ms=4000 * number)
+    for number in (10, 11):
+        requests.add(Ticket(number))
+    assert requests.retry_after_s() == 8.0
+
+
+# -- the batch's size --------------------------------------------------------------------------------------------
+
+
+def test_long_steps_make_batches_smaller_and_idle_time_larger():
+    limit = BatchLimit(16, target_ms=100, window=10)
+    for _ in range(10):
+        limit.note(150, 150)
+    assert (limit.chunks, limit.step_ms_p99, limit.busy_percent) == (12, 150, 100)
+    for _ in range(10):
+        limit.note(80, 100)
+    assert limit.chunks == 12
+    for _ in range(10):
+        limit.note(80, 200)
+    assert limit.chunks == 15
+    for _ in range(100):
+        limit.note(80, 200)
+    assert limit.chunks == 16
+    for _ in range(1000):
+        limit.note(1000, 1000)
+    assert limit.chunks == 1

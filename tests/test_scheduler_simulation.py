@@ -1,0 +1,188 @@
+"""A million steps of the scheduler among callers who come, leave, stall and fail; and bugs that must be found by it.
+
+What is checked after every step is told in ``simulation.World.check``.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation import NORMAL, PLAIN, POLICY, TIGHT, Violation, World, run
+from vivace.engine import scheduler
+from vivace.engine.admission import Admission
+from vivace.engine.kv_cache import RowPool
+from vivace.engine.ticket import Capacity
+from vivace.models.flow_pages import PagePool
+
+STEPS = 125_000
+AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
+
+
+@pytest.mark.parametrize(
+    ("seed", "capacity", "policy"),
+    [
+        (1, NORMAL, POLICY),
+        (2, NORMAL, POLICY),
+        (3, NORMAL, AHEAD),
+        (4, TIGHT, POLICY),
+        (5, TIGHT, POLICY),
+        (6, TIGHT, AHEAD),
+        (7, PLAIN, POLICY),
+        (8, replace(NORMAL, running=3, queue=1), POLICY),
+    ],
+)
+def test_a_million_steps(seed, capacity, policy):
+    world = run(World(seed, capacity, policy), STEPS)
+    assert world.steps >= STEPS
+    # All that can happen did.
+    assert min(world.ends[end] for end in ("audio", "error", "cancelled")) > 50
+    if policy is POLICY:
+        assert world.ends["consumer"] > 10
+    assert world.refused > 10
+
+
+def test_the_same_seed_is_the_same_run():
+    one, other = run(World(5, TIGHT), 3000), run(World(5, TIGHT), 3000)
+    assert (one.ends, one.now, one.refused) == (other.ends, other.now, other.refused)
+
+
+# -- planted bugs: each must be found ---------------------------------------------------------------------------
+
+
+def found_by(world, steps=20_000):
+    with pytest.raises((Violation, AssertionError)) as caught:
+        run(world, steps)
+    return str(caught.value)
+
+
+def test_a_leaked_flow_page_is_found(monkeypatch):
+    drop, dropped = PagePool.drop, []
+
+    def leaky(self, page):
+        dropped.append(page)
+        if len(dropped) % 1000:
+            drop(self, page)
+
+    monkeypatch.setattr(PagePool, "drop", leaky)
+    assert "flow pages lost" in found_by(World(1))
+
+
+def test_a_leaked_cache_page_is_found(monkeypatch):
+    close, closed = RowPool.close, []
+
+    def leaky(self, lease):
+        if lease.is_open:
+            closed.append(lease)
+            if len(closed) % 50 == 0:
+                lease.pages.pop()
+        close(self, lease)
+
+    monkeypatch.setattr(RowPool, "close", leaky)
+    assert "pages lost" in found_by(World(1))
+
+
+def test_a_reservation_that_is_never_given_back_is_found(monkeypatch):
+    remove = Admission.remove
+
+    def forgetful(self, request_id, finished_ms=None):
+        before = self.kv_used
+        remove(self, request_id, finished_ms)
+        if request_id % 100 == 0:
+            self.kv_used = before
+
+    monkeypatch.setattr(Admission, "remove", forgetful)
+    assert "lost" in found_by(World(1))
+
+
+def test_a_token_in_another_stream_is_found(monkeypatch):
+    class Mixing(World):
+        strayed = 0
+
+        def receive(self, caller, token):
+            others = [other for other in self.live.values() if other is not caller and other.is_open]
+            if others and self.random.random() < 0.001:
+                caller = others[0]
+            super().receive(caller, token)
+
+    assert "another request's tokens" in found_by(Mixing(1))
+
+
+def test_rows_of_two_streams_mixed_up_are_found():
+    class Swapped(World):
+        def collect(self):
+            if self.steps > 500 and len(self.decoding) > 1:
+                one, other = self.decoding[:2]
+                one.seed, other.seed = other.seed, one.seed
+            super().collect()
+
+    assert "another request's tokens" in found_by(Swapped(1))
+
+
+def test_a_lost_wake_up_of_a_request_is_found():
+    """Text comes, and nobody tells the scheduler."""
+
+    class Deaf(World):
+        def add_text(self, caller):
+            if self.is_draining:
+                super().add_text(caller)
+
+        def step(self):
+            done = super().step()
+            for caller in self.live.values():  # what the engine would have known
+                waits = caller.ticket.waits_for_text
+                if waits and caller.made < caller.text_known and caller not in self.decoding:
+                    self.deaf = getattr(self, "deaf", 0) + 1
+                    if self.deaf > 200:
+                        raise Violation("a lost wake-up: text has come")
+            return done
+
+    assert "wake-up" in found_by(Deaf(1))
+
+
+def test_a_lost_wake_up_of_the_queue_is_found(monkeypatch):
+    start, ends = Admission.start, []
+
+    def sleepy(self):
+        ends.append(self)
+        if len(ends) < 3000:
+            start(self)
+
+    monkeypatch.setattr(Admission, "start", sleepy)
+    assert "waits" in found_by(World(1))
+
+
+def test_a_scheduler_that_forgets_who_is_ready_is_found(monkeypatch):
+    plan = scheduler.Scheduler.plan
+
+    def forgetful(self, now_ms=0):
+        found = plan(self, now_ms)
+        if found is None or not found.render:
+            return found
+        kept = tuple(entry for entry in found.render if entry[0] % 7)
+        return replace(found, render=kept)
+
+    monkeypatch.setattr(scheduler.Scheduler, "plan", forgetful)
+    assert "starved" in found_by(World(1))
+
+
+def test_the_latest_deadline_first_is_found(monkeypatch):
+    monkeypatch.setattr(scheduler, "_order", lambda entry: tuple(-part for part in entry[:3]))
+    crowd = Capacity(running=20, queue=3, kv_pages=400, flow_pages=400)
+    assert "starved" in found_by(World(4, crowd, replace(POLICY, max_pending_chunks=1000)))
+
+
+def test_pages_promised_twice_are_found(monkeypatch):
+    """Without the look at what others may still need, streams stop each other for ever or run out."""
+    monkeypatch.setattr(Admission, "may_take", lambda self, free, ticket, pages, extra: pages <= free)
+    monkeypatch.setattr(Admission, "_fits", lambda self, ticket: len(self.running) < self.capacity.running)
+    assert found_by(World(4, replace(TIGHT, kv_pages=10_000)))
+
+
+def test_an_end_that_comes_twice_is_found():
+    class Double(World):
+        def finish(self, caller, end):
+            super().finish(caller, end)
+            if end == "cancelled" and self.accepted > 100:
+                super().finish(caller, end)
+
+    assert "ended twice" in found_by(Double(1))
