@@ -105,7 +105,7 @@ class EagerDecoder:
             begun = time.perf_counter()
             scores = lm.logits(self._last_state(x, cache)).float()
             token = draw(scores)
-            x = lm.embed_speech(torch.as_tensor(token, device=self._device).reshape(1, 1))
+            x = self._embedded(token)
             if index:  # the first one is the prompt's pass
                 times.dispatch_s += time.perf_counter() - begun
                 times.steps += 1
@@ -116,6 +116,11 @@ class EagerDecoder:
             if len(waiting) == BURST_TOKENS or index == count - 1:
                 yield torch.stack(waiting).flatten().tolist()
                 waiting = []
+
+    def _embedded(self, token: int | Tensor) -> Tensor:
+        if isinstance(token, int):
+            return self._lm.speech_embedding.weight[token].reshape(1, 1, -1)
+        return self._lm.embed_speech(token.reshape(1, 1))
 
     def _last_state(self, x: Tensor, cache: JoinedCache) -> Tensor:
         if not self._keep_states:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,8 +27,11 @@ from vivace.models.lm_single import SingleStep
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vivace.bench.ladder_lm import Decoder
     from vivace.bench.ladder_rungs import Plan, Switches
     from vivace.datatypes import Samples
+    from vivace.models.flow import FlowModel
+    from vivace.models.speech_lm import SpeechLM
 
 Judge = Callable[[str, "Samples", int], float]
 """Word error rate of samples at a rate in hertz, against the text that they should speak."""
@@ -68,6 +71,7 @@ class Measurer:
         self._tokens: list[int] = torch.randint(vocab, (QUALITY_TOKENS,), generator=generator).tolist()
         self._scores = quality.lm_scores(setup.lm)
         self._mel = quality.whole_mel(setup.flow, setup.voice, self._tokens)
+        self._decoders: dict[tuple[bool, bool, bool], Decoder] = {}
 
     def measure(self, plan: Plan) -> Figures:
         """Warms up, speaks all phrases ``runs`` times, and compares with float32."""
@@ -77,23 +81,28 @@ class Measurer:
 
     @torch.inference_mode()
     def _measure_stages(self, switches: Switches) -> Figures:
-        setup = self._setup
+        setup, before = self._setup, allocated(self._setup.device)
         lm, flow = setup.speech_lm(half=switches.half_lm), setup.flow_model(half=switches.half_flow)
-        compiled = flow.dit.forward
-        if switches.compiled:
-            flow.dit.forward = torch.compile(compiled, dynamic=True)  # type: ignore[method-assign]
-        try:
-            decoder = open_decoder(lm, switches, setup.capacity)
-            config = setup.assets.model.config
+        decoder = self._decoder(lm, switches)
+        config = setup.assets.model.config
+        with compiled_blocks(flow) if switches.compiled else nullcontext():
             stages = Stages(config, setup.voice, switches, decoder, flow, setup.vocoder)
             self._warm_up(stages)
             runs, peak = self._speak_all(stages.speak)
-        finally:
-            if switches.compiled:
-                del flow.dit.forward
+        if peak is not None and setup.device.type == "cuda":  # other rungs' copies do not count
+            peak += sum(weight_bytes(stage) for stage in (lm, flow, setup.vocoder)) - before
         mel = quality.streamed_mel if switches.incremental_flow else quality.whole_mel
         kl = quality.kl_mean(self._scores, quality.lm_scores(lm)) if switches.half_lm else 0.0
         return self._figures(runs, peak, kl, mel(flow, setup.voice, self._tokens))
+
+    def _decoder(self, lm: SpeechLM, switches: Switches) -> Decoder:
+        """Compiled and captured ones serve all rungs that want the same."""
+        if not switches.compiled and not switches.graphs:
+            return open_decoder(lm, switches, self._setup.capacity)
+        key = switches.half_lm, switches.compiled, switches.graphs
+        if key not in self._decoders:
+            self._decoders[key] = open_decoder(lm, switches, self._setup.capacity)
+        return self._decoders[key]
 
     def _warm_up(self, stages: Stages) -> None:
         """A short phrase; on a GPU, where shapes are compiled and memory grows, all of them."""
@@ -105,7 +114,7 @@ class Measurer:
         stages.hops = Hops(stages.switches, stages.hops.prompt_tokens)
 
     def _measure_engine(self) -> Figures:
-        setup = self._setup
+        setup, before = self._setup, allocated(self._setup.device)
         dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
         assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype)
         with Engine(assets) as engine:
@@ -119,6 +128,8 @@ class Measurer:
             for phrase in setup.phrases:
                 speak(phrase)
             runs, peak = self._speak_all(speak)
+            if peak is not None:
+                peak -= before
             mel = _engine_mel(engine, setup, self._tokens)
             kl = self._engine_kl(assets)
         return self._figures(runs, peak, kl, mel)
@@ -224,6 +235,29 @@ def _launch_s(engine: Engine, assets: Assets) -> float | None:
 
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+@contextmanager
+def compiled_blocks(flow: FlowModel) -> Iterator[None]:
+    """Inside, the blocks of the DiT run compiled: one piece of code for all of them, any length."""
+    blocks = list(flow.dit.transformer_blocks)
+    for block in blocks:
+        block.compile(dynamic=True)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
+
+
+def weight_bytes(stage: torch.nn.Module) -> int:
+    """Memory of a stage's parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters())
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes in use on a CUDA device; 0 elsewhere."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def forget_peak(device: torch.device) -> None:

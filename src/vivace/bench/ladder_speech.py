@@ -243,6 +243,9 @@ class _Utterance:
             thread.join()
             if pool is not None:
                 pool.shutdown()
+        if self._stages.switches.waiting == "polling" and self._stages.device.type == "cuda":
+            torch.cuda.empty_cache()  # the reference gives its memory back behind every request
+            self._stages.wait()
         wall_s = time.perf_counter() - self._started
         times = self._times
         on_cuda = self._stages.device.type == "cuda"
