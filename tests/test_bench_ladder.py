@@ -38,10 +38,16 @@ def setup(random_model_folder):
     opened.close()
 
 
+def judge(text, samples, rate_hz):
+    """As many errors as seconds."""
+    assert text
+    return len(samples) / rate_hz
+
+
 @pytest.fixture(scope="module")
 def finished(random_model_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("ladder")
-    return ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out), out
+    return ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out, judge=judge), out
 
 
 def test_every_rung_speaks_the_same_amount(finished):
@@ -59,6 +65,7 @@ def test_every_rung_speaks_the_same_amount(finished):
     for row in measured:
         assert 0 < row["ttfb_ms_p50"] <= row["rtf"] * row["audio_seconds"] * 1e3 + 1
         assert row["tps"] == pytest.approx(40e3 / row["lm_ms"], rel=0.01)
+        assert row["wer"] == pytest.approx(1.6)
 
 
 def test_what_cannot_run_is_a_row_with_a_reason(finished):
@@ -102,10 +109,10 @@ def test_a_second_run_goes_on_where_the_first_one_ended(finished, random_model_f
         raise AssertionError("measured again")
 
     monkeypatch.setattr(ladder.Measurer, "measure", refuse)
-    again = ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out)
+    again = ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out, judge=judge)
     assert again["rows"] == document["rows"]
     with pytest.raises(InvalidRequestError, match="another tokens"):
-        ladder.run(str(random_model_folder), tokens=(45,), rungs=SOME, out=out)
+        ladder.run(str(random_model_folder), tokens=(45,), rungs=SOME, out=out, judge=judge)
 
 
 def test_report_needs_nothing_from_elsewhere(finished):

@@ -85,6 +85,7 @@ def run(
         "threads": torch.get_num_threads(),
         "tokens": list(tokens),
         "runs": runs,
+        "judge": judge is not None,
     }
     store = None if out is None else Store(out, settings)
     setup = open_setup(model, device, tokens)

@@ -114,7 +114,7 @@ RUNGS = (
     Rung(
         "compile",
         "SDPA back ends, torch.compile",
-        "static shapes, fused by the compiler; fused attention",
+        "static shapes and compiled blocks; attention is the fused one on every rung",
         (("compiled", True),),
         needs_cuda=True,
     ),

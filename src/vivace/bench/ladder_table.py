@@ -36,7 +36,9 @@ WIDTH = 124
 def cell(row: dict[str, Any], name: str, factor: float, form: str) -> str:
     """A figure as text; a dash where there is none."""
     value = row.get(name)
-    return "–" if value is None else form.format(value * factor)
+    if value is None:
+        return "–"
+    return "0" if value == 0 else form.format(value * factor)
 
 
 def columns_of(document: dict[str, Any]) -> list[tuple[str, str, float, str]]:

@@ -29,7 +29,7 @@ def ladder_page(document: dict[str, Any]) -> str:
     seconds = sum(document["tokens"]) / 25
     lead = (
         f"{document['model']} on {document['hardware']}, PyTorch {document['torch']},"
-        f" {document['threads']} threads: {len(document['tokens'])} phrases, {seconds:.1f} s of audio."
+        f" threads: {document['threads']}; {len(document['tokens'])} phrases, {seconds:.1f} s of audio."
     )
     return page(
         "The ladder",

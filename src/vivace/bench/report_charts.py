@@ -33,7 +33,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, is_log: bool = False, floor: f
     """Horizontal bars, one a line.
 
     Args:
-        is_log: lengths by logarithm, from a tenth of the smallest value on; only for bars of one part.
+        is_log: lengths by logarithm, from half the smallest value on; only for bars of one part.
         floor: where a dashed line stands: what cannot be beaten.
     """
     height = TOP + ROW * len(bars) + 14
