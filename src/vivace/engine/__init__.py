@@ -5,5 +5,6 @@ from vivace.engine.engine import Engine
 from vivace.engine.loading import open_voices
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.results import SpeechStream
+from vivace.engine.router import EngineRouter
 
-__all__ = ["AsyncEngine", "Engine", "SpeechStream", "SynthesisRequest", "open_voices"]
+__all__ = ["AsyncEngine", "Engine", "EngineRouter", "SpeechStream", "SynthesisRequest", "open_voices"]

@@ -146,11 +146,8 @@ class AsyncEngine:
         self._engine.ask_for_sign(answer)
 
     def gauges(self) -> dict[str, float]:
-        """Figures for a server's metrics, by their names there."""
-        figures = self._engine.gauges()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            figures["gpu_memory_bytes"] = float(torch.cuda.memory_allocated())
-        return figures
+        """As ``Engine.gauges``."""
+        return self._engine.gauges()
 
     async def close(self) -> None:
         """Cancels everything and ends the thread."""

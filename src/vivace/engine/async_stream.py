@@ -41,6 +41,11 @@ class AsyncSpeechStream(AsyncIterator[AudioChunk]):
         self._news = asyncio.Event()
         self._refusal: Exception | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the request has not ended; also before it has begun."""
+        return self._refusal is None and (self._live is None or not self._live.is_done)
+
     def __aiter__(self) -> AsyncSpeechStream:
         return self
 

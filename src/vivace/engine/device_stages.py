@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -210,7 +211,8 @@ class DeviceStages:
                 "this GPU has no fast kernels here: every stage takes the plain way, which is slower"
             )
             return None
-        stages = cls.build(model, limits, max_streams, deterministic=deterministic)
+        with on_device(model.device):
+            stages = cls.build(model, limits, max_streams, deterministic=deterministic)
         if isinstance(model.flow, FlowModel):
             model.flow.to("cpu")  # the device holds packed copies
         return stages
@@ -268,6 +270,11 @@ class DeviceStages:
         if self.vocoder is None:
             return VocoderSession(self.plain_vocoder, speed)
         return DeviceVocoderSession(self.vocoder, speed)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one; nothing on others."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int, deterministic: bool) -> LMDevice:

@@ -179,6 +179,8 @@ class Engine:
         if self._stages.is_paged:
             capacity = self._scheduler.capacity
             figures |= {"pages_total": capacity.kv_pages, "flow_pages_total": capacity.flow_pages}
+        if self._assets.model.device.type == "cuda":
+            figures["gpu_memory_bytes"] = torch.cuda.memory_allocated(self._assets.model.device)
         return {name: float(value) for name, value in figures.items()}
 
     def use_device(self, stages: DeviceStages) -> None:
@@ -405,7 +407,7 @@ class Engine:
 
     def _step(self) -> bool:
         started_ms = self._now_ms()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._stages.on_device():
             changed = self._emit_all(self._stages.collect(), ())
             plan = self._scheduler.plan(started_ms)
             if plan is None:

@@ -17,7 +17,7 @@ from vivace.datatypes import AudioChunk
 from vivace.engine.batch import BatchRunner
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.costs import Costs
-from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_device
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
@@ -98,6 +98,10 @@ class Stages:
             max_positions=most if device.lm is None else device.lm.max_positions,
         )
 
+    def on_device(self) -> AbstractContextManager[object]:
+        """Kernels and graphs go to the current device: it must be the model's."""
+        return on_device(self._model.device)
+
     @property
     def is_paged(self) -> bool:
         """Whether requests run together, on pages."""
@@ -111,7 +115,8 @@ class Stages:
     def warm_up(self) -> None:
         """Compiles kernels and captures graphs, where there are any."""
         if self._device is not None:
-            self._device.warm_up()
+            with self.on_device():
+                self._device.warm_up()
 
     def open_vocoder(self, speed: float) -> VocoderSession | None:
         """The audio side of a new request; None on a device, where it is opened with the first chunk."""

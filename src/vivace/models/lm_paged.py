@@ -399,6 +399,9 @@ class PagedLM:
     def _scores(self, slots: Tensor) -> Tensor:
         rows, arguments = slots.shape[0], (self.weights, self.pool, slots)
         if isinstance(self.ops, PlainOps):
+            if self.deterministic:  # each row's products alone, as if it had no company
+                each = (slots[row : row + 1] for row in range(rows))
+                return torch.cat([lm_packed.scores(self.ops, self.weights, self.pool, one) for one in each])
             return lm_packed.scores(self.ops, *arguments)
         if self.deterministic or rows <= FUSED_ROWS:
             return lm_packed.fused_scores(self.ops, *arguments)

@@ -1,0 +1,282 @@
+"""Nobody disturbs anybody: on paged stages a request's samples are the same bytes alone and in any company.
+
+A tiny random model with plain kernels; ``deterministic`` unless said otherwise.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import noise_voice, quiet_engine
+from vivace import CancelledRequestError, SamplingParams, SynthesisError, SynthesisRequest
+from vivace.engine.batch import BatchRunner
+from vivace.engine.device_stages import DeviceStages
+from vivace.engine.scheduler import Policy, Scheduler
+
+OPTIONS = {"num_steps": 2, "token_text_ratio": (2.0, 2.6)}
+ROWS = 8
+TEXTS = (
+    "Hello there.",
+    "Once upon a time, a fox sang in the rain.",
+    "One fox ran. Two dogs sat. A cat sang a song.",
+)
+
+
+def open_engine(folder, policy=None, **options):
+    engine = quiet_engine(folder, scheduler=Scheduler(policy), **OPTIONS)
+    assets = engine._assets
+    stages = DeviceStages.build(
+        assets.model, assets.limits, max_rows=ROWS, **{"deterministic": True} | options
+    )
+    engine.use_device(stages)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(random_model_folder):
+    with open_engine(random_model_folder) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def packed(random_model_folder):
+    """Streams of one launch packed together."""
+    with open_engine(random_model_folder, deterministic=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def voices(engine):
+    return [noise_voice(engine._config, count, seed=count) for count in (40, 3, 60)]
+
+
+@pytest.fixture(scope="module")
+def ask(voices):
+    def make(number, **options):
+        text, voice = TEXTS[number % len(TEXTS)], voices[number % len(voices)]
+        return SynthesisRequest(text, voice=voice, sampling=SamplingParams(seed=number), **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(engine, ask):
+    """The samples of a request that has the engine to itself."""
+    known = {}
+
+    def samples(number):
+        if number not in known:
+            known[number] = engine.synthesize(ask(number)).samples.tobytes()
+        return known[number]
+
+    return samples
+
+
+def held(engine):
+    """Rows, pages and slots that requests hold, the kept prompts of voices left out."""
+    stages = engine._stages._device
+    prompts = sum(len(prompt.pages) for prompt in stages.flow._prompts.values())
+    pages = stages.flow._flow.pages_in_use - prompts
+    return stages.lm.rows.num_open_rows, pages, ROWS - len(stages.vocoder._free)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request):
+    yield
+    for name in ("engine", "packed"):
+        if name in request.fixturenames:
+            engine = request.getfixturevalue(name)
+            assert engine.num_running == 0
+            assert held(engine) == (0, 0, 0)
+            engine._scheduler.requests.check()
+            engine._stages._device.lm.rows.check()
+
+
+def take_all(engine, live):
+    """What lies there, as bytes; a request that failed raises its error."""
+    parts = []
+    while (chunk := engine.take(live)) is not None:
+        parts.append(chunk.samples)
+    return np.concatenate(parts).tobytes() if parts else b""
+
+
+def run_to_the_end(engine):
+    while engine.step():
+        pass
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 12])
+def test_any_number_of_others(engine, ask, alone, size):
+    """More than there are rows, too: they wait for their turn."""
+    lives = [engine.submit(ask(number)) for number in range(size)]
+    run_to_the_end(engine)
+    for number, live in enumerate(lives):
+        assert take_all(engine, live) == alone(number), number
+
+
+def test_others_come_and_go_at_any_step(engine, ask, alone):
+    rng = np.random.default_rng(7)
+    lives, numbers, left = {}, itertools.count(), 0
+    for step in itertools.count():
+        if step < 40 and rng.random() < 0.5:
+            number = next(numbers)
+            lives[number] = engine.submit(ask(number))
+        running = [live for live in lives.values() if not live.is_done]
+        if running and rng.random() < 0.15:
+            engine.cancel(running[int(rng.integers(len(running)))])
+            left += 1
+        if not engine.step() and step >= 40:
+            break
+    whole = {number: live for number, live in lives.items() if live.finish_reason != "cancelled"}
+    assert left
+    assert len(whole) > 3
+    for number, live in whole.items():
+        assert take_all(engine, live) == alone(number), number
+
+
+def test_someone_leaves_in_the_middle_of_a_step(engine, ask, alone, monkeypatch):
+    lives = [engine.submit(ask(number)) for number in range(4)]
+    launch, calls = BatchRunner._launch_vocoder, []
+
+    def leave(self, parts):
+        calls.append(len(parts))
+        if len(calls) == 3:
+            engine.cancel(lives[1])
+            engine.cancel(lives[2])
+        launch(self, parts)
+
+    monkeypatch.setattr(BatchRunner, "_launch_vocoder", leave)
+    run_to_the_end(engine)
+    for number in (1, 2):
+        with pytest.raises(CancelledRequestError):
+            engine.take(lives[number])
+    for number in (0, 3):
+        assert take_all(engine, lives[number]) == alone(number)
+
+
+def plant_nan(engine, live, stage):
+    stages, nan = engine._stages._device, float("nan")
+    with torch.inference_mode():
+        if stage == "lm":
+            stages.lm.paged.pool[:, :, live.segment.lm._lease.pages] = nan
+        elif stage == "flow":
+            pool = stages.flow._flow.pool
+            for page in live.segment.flow.pages[live.prompt_pages :]:
+                pool.resolve(page)[: pool._size] = nan
+        else:
+            stages.vocoder.runner.states.pool[live.vocoder._stream.slot] = nan
+
+
+@pytest.mark.parametrize("stage", ["lm", "flow", "vocoder"])
+def test_values_that_are_not_finite_end_their_request_alone(engine, ask, alone, stage):
+    lives = [engine.submit(ask(number)) for number in (1, 4, 2, 7)]
+    broken = lives[1]
+    while not (broken.num_chunks and broken.segment is not None and not broken.segment.is_complete):
+        engine.step()
+    plant_nan(engine, broken, stage)
+    run_to_the_end(engine)
+    with pytest.raises(SynthesisError, match="not finite"):
+        take_all(engine, broken)
+    for number, live in zip((1, 2, 7), (lives[0], lives[2], lives[3]), strict=True):
+        assert take_all(engine, live) == alone(number)
+    # What lay in its pages does nothing to those who get them next.
+    later = [engine.submit(ask(number)) for number in range(ROWS)]
+    run_to_the_end(engine)
+    for number, live in enumerate(later):
+        assert take_all(engine, live) == alone(number), number
+
+
+def test_an_error_in_one_row_ends_that_request_alone(engine, ask, alone, monkeypatch):
+    lives = [engine.submit(ask(number)) for number in range(3)]
+    begin = engine._stages.next_segment
+
+    def broken(live):
+        if live is lives[1]:
+            raise ZeroDivisionError("secret words")
+        return begin(live)
+
+    monkeypatch.setattr(engine._stages, "next_segment", broken)
+    run_to_the_end(engine)
+    with pytest.raises(SynthesisError, match="ZeroDivisionError") as caught:
+        engine.take(lives[1])
+    assert "secret" not in str(caught.value)
+    for number in (0, 2):
+        assert take_all(engine, lives[number]) == alone(number)
+
+
+def test_a_fault_of_a_whole_launch_ends_its_requests_and_not_the_engine(engine, ask, alone, monkeypatch):
+    flow = engine._stages._device.flow
+    waiting = engine.submit(ask(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(flow, "launch_batch", lambda items: 1 // 0)
+        run_to_the_end(engine)
+    with pytest.raises(SynthesisError, match="internal"):
+        engine.take(waiting)
+    assert engine.synthesize(ask(0)).samples.tobytes() == alone(0)
+
+
+def test_a_consumer_that_stalls_pauses_alone(random_model_folder, ask, alone):
+    with open_engine(random_model_folder, Policy(max_pending_chunks=1, max_hop_chunks=1)) as engine:
+        slow = engine.submit(ask(1))
+        others = [engine.stream(ask(number)) for number in (2, 4)]
+        run_to_the_end(engine)
+        assert len(slow.chunks) == 1
+        assert not slow.is_done
+        for number, stream in zip((2, 4), others, strict=True):
+            assert stream.collect().samples.tobytes() == alone(number)
+        parts = []
+        while (chunk := engine.next_chunk(slow)) is not None:
+            parts.append(chunk.samples)
+        assert np.concatenate(parts).tobytes() == alone(1)
+        assert held(engine) == (0, 0, 0)
+
+
+def test_larger_hops_give_the_same_bytes(random_model_folder, ask, alone):
+    chunks = []
+    for hop in (1, 4):
+        with open_engine(random_model_folder, Policy(max_hop_chunks=hop, safe_ms=1)) as engine:
+            stream = engine.stream(ask(1))
+            parts = [chunk.samples for chunk in stream]
+            assert np.concatenate(parts).tobytes() == alone(1)
+            chunks.append(len(parts))
+    assert chunks[1] < chunks[0]
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_packed_flow_and_vocoder_give_the_bytes_of_a_stream_alone(packed, voices, size):
+    """On a CPU: the kernels of a GPU are measured there."""
+    rng = np.random.default_rng(3)
+    jobs = [(rng.integers(0, 729, int(rng.integers(20, 90))).tolist(), voices[i % 3]) for i in range(size)]
+    alone = [packed.render_tokens(*job).collect().samples.tobytes() for job in jobs]
+    lives = [packed.submit_tokens(*job) for job in jobs]
+    run_to_the_end(packed)
+    for live, samples in zip(lives, alone, strict=True):
+        assert take_all(packed, live) == samples
+
+
+def test_one_step_serves_all(packed, ask):
+    lives = [packed.submit(ask(number)) for number in range(4)]
+    packed.step()
+    assert packed.gauges()["batch_size"] == 4
+    seen = 0
+    while packed.step():
+        seen = max(seen, packed.gauges()["flow_batch_size"])
+    assert seen >= 3
+    for live in lives:
+        assert live.finish_reason in ("stop", "length")
+        take_all(packed, live)
+
+
+def test_long_texts_and_streamed_texts_in_company(engine, ask, voices):
+    pieces = ["One fox ", "ran. Two dogs", " sat. A cat sang."]
+    requests = [
+        lambda: SynthesisRequest(iter(pieces), voice=voices[0], sampling=SamplingParams(seed=3)),
+        lambda: ask(5, stream=False),
+        lambda: ask(2, speed=1.3),
+    ]
+    alone = [engine.synthesize(make()).samples.tobytes() for make in requests]
+    streams = [engine.stream(make()) for make in requests]
+    together = [stream.collect().samples.tobytes() for stream in streams]
+    assert together == alone
