@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vivace.checkpoint import Model
     from vivace.config import Limits
     from vivace.datatypes import Samples
+    from vivace.models.flow_stream import ShouldStop
     from vivace.models.kinds import AnyVocoder
     from vivace.voice import Voice
 
@@ -81,8 +82,8 @@ class DeviceFlowRunner:
         """Compiles the kernels and captures the graphs."""
         self._flow.warm_up()
 
-    def open(self, voice: Voice) -> PagedStream:
-        """A stream behind the voice's prompt."""
+    def open(self, voice: Voice, should_stop: ShouldStop | None = None) -> PagedStream:
+        """A stream behind the voice's prompt. A launch takes so little time that it is never stopped early."""
         prompt = self._prompts.get(voice)
         if prompt is None:
             chunk_bytes = self._flow.pool.page_bytes

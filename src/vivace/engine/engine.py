@@ -454,6 +454,9 @@ class Engine:
 
     def _fail(self, live: LiveRequest, error: Exception) -> None:
         """Ends a request with an error; a fault of ours must not reach the thread that happens to step."""
+        if isinstance(error, CancelledRequestError):
+            self._finish(live, "cancelled", error)
+            return
         if not isinstance(error, VivaceError):
             _log.error("internal error in a request", exc_info=error)
             error = SynthesisError(f"internal error ({type(error).__name__})")

@@ -12,6 +12,7 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 
 if TYPE_CHECKING:
+    from vivace.models.flow_stream import ShouldStop
     from vivace.models.kinds import AnyFlow, AnyFlowStream
     from vivace.voice import Voice
 
@@ -38,8 +39,12 @@ class FlowRunner:
         self._kept_bytes = kept_bytes
         self._prompts: OrderedDict[Voice, AnyFlowStream] = OrderedDict()
 
-    def open(self, voice: Voice) -> AnyFlowStream:
-        """A stream behind the voice's prompt; the prompt's finished chunks are computed at first use only."""
+    def open(self, voice: Voice, should_stop: ShouldStop | None = None) -> AnyFlowStream:
+        """A stream behind the voice's prompt; the prompt's finished chunks are computed at first use only.
+
+        Args:
+            should_stop: ends a step of the stream early.
+        """
         prompt = self._prompts.get(voice)
         if prompt is None:
             prompt = self._prompts[voice] = self._run_prompt(voice)
@@ -49,7 +54,9 @@ class FlowRunner:
             ):
                 self._prompts.popitem(last=False)
         self._prompts.move_to_end(voice)
-        return prompt.fork(prompt.num_frames + self._room_frames)
+        stream = prompt.fork(prompt.num_frames + self._room_frames)
+        stream.should_stop = should_stop
+        return stream
 
     @property
     def _room_frames(self) -> int:

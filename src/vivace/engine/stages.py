@@ -30,6 +30,7 @@ from vivace.engine.vocoder_runner import VocoderSession
 from vivace.engine.work import Outcome, Rendering, attempt
 from vivace.errors import SynthesisError
 from vivace.models.flow_paged import PagedStream
+from vivace.models.flow_stream import check_wanted
 from vivace.models.lm_paged import PAGE_TOKENS
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class Stages:
         Raises:
             SynthesisError: values that are not finite, an utterance longer than the model can speak, or a short
                 segment that stays near silence whatever is drawn.
+            CancelledRequestError: its consumer left meanwhile.
         """
         started = time.perf_counter()
         work = self.begin(live)
@@ -192,6 +194,7 @@ class Stages:
             mel = self.mel_of(work)
         if self.is_refused(work, mel):
             return None
+        check_wanted(lambda: live.is_cancelled)
         launched = time.perf_counter()
         assert live.vocoder is not None
         with self.span("vocoder"):
@@ -303,7 +306,7 @@ class Stages:
 
         try:
             with self.span("prompt"):
-                flow = self._flow.open(live.voice) if live.stream else None
+                flow = self._flow.open(live.voice, lambda: live.is_cancelled) if live.stream else None
         except BaseException:
             release()
             raise
