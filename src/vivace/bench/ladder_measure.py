@@ -105,13 +105,13 @@ class Measurer:
         return self._decoders[key]
 
     def _warm_up(self, stages: Stages) -> None:
-        """A short phrase; on a GPU, where shapes are compiled and memory grows, all of them."""
-        phrases = self._setup.phrases
-        if self._setup.device.type != "cuda":
+        """A short phrase; all of them where shapes are compiled or captured."""
+        phrases, switches = self._setup.phrases, stages.switches
+        if not switches.compiled and not switches.graphs:
             phrases = [Phrase(phrases[0].text, phrases[0].given, min(WARM_TOKENS, phrases[0].num_tokens))]
         for phrase in phrases:
             stages.speak(phrase)
-        stages.hops = Hops(stages.switches, stages.hops.prompt_tokens)
+        stages.hops = Hops(switches, stages.hops.prompt_tokens)
 
     def _measure_engine(self) -> Figures:
         setup, before = self._setup, allocated(self._setup.device)
