@@ -68,6 +68,15 @@ def test_every_rung_speaks_the_same_amount(finished):
         assert row["wer"] == pytest.approx(1.6)
 
 
+def test_floor_beside_each_rung_has_its_precision(finished):
+    document, _ = finished
+    full, half = (floor["rtf"] for floor in document["floors"])
+    for row in document["rows"]:
+        if row["reason"] is None:
+            floor = half if row["rung"] == "half-flow" else full
+            assert row["floor_percent"] == pytest.approx(100 * floor / row["rtf"], abs=0.02)
+
+
 def test_what_cannot_run_is_a_row_with_a_reason(finished):
     document, _ = finished
     reasons = {row["rung"]: row["reason"] for row in document["rows"]}

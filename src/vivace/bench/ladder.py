@@ -32,6 +32,7 @@ Progress = Callable[[str, int, int], None]
 FIGURES = (
     "ttfb_ms_p50",
     "rtf",
+    "floor_percent",
     "tps",
     "lm_ms",
     "flow_ms",
@@ -92,6 +93,8 @@ def run(
     try:
         plans = plan_ladder(kind, alone=alone, names=rungs)
         rows = _measure_all(setup, plans, runs, judge, store, progress)
+        floors = _floors(setup) if store is None else store.floors(lambda: _floors(setup))
+        rows = [row | {"floor_percent": floor_percent(row, floors)} for row in rows]
         document = {
             "bench": "ladder",
             "hardware": settings["hardware"],
@@ -102,7 +105,7 @@ def run(
             "runs": runs,
             "tokens": list(tokens),
             "prompt_tokens": len(setup.voice.speech_tokens),
-            "floors": _floors(setup),
+            "floors": floors,
             "rows": rows,
         }
     finally:
@@ -147,6 +150,14 @@ class Store:
         part.write_text(json.dumps(row), encoding="utf-8")
         part.replace(path)
 
+    def floors(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """What the machine allows, measured once for all rungs of the folder."""
+        path = self._folder / "floors.json"
+        if not path.exists():
+            path.write_text(json.dumps(measure()), encoding="utf-8")
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
     def write(self, document: dict[str, Any]) -> None:
         """The whole ladder as JSON and CSV."""
         text = json.dumps(document, ensure_ascii=False, indent=1)
@@ -156,6 +167,14 @@ class Store:
     def _path(self, plan: Plan) -> Path:
         switches = json.dumps(asdict(plan.switches), sort_keys=True)
         return self._rows / f"{plan.key}-{hashlib.sha256(switches.encode()).hexdigest()[:8]}.json"
+
+
+def floor_percent(row: dict[str, Any], floors: list[dict[str, Any]]) -> float | None:
+    """The floor's RTF over the rung's, in percent; the floor is that of the precision of its flow."""
+    if row["reason"] is not None:
+        return None
+    floor = floors[1 if row["half"] else 0]
+    return round(100 * float(floor["rtf"]) / float(row["rtf"]), 2)
 
 
 def csv_text(document: dict[str, Any]) -> str:
@@ -196,21 +215,22 @@ def _measure_all(
         if row is None:
             if plan.reason is None and measurer is None:
                 measurer = Measurer(setup, runs, judge)
-            row = _row(plan, measurer)
+            row = _row(plan, setup.device.type, measurer)
             if store is not None and row["reason"] is None:
                 store.keep(plan, row)
         rows.append(row)
     return rows
 
 
-def _row(plan: Plan, measurer: Measurer | None) -> dict[str, Any]:
-    rung = plan.rung
+def _row(plan: Plan, device_type: str, measurer: Measurer | None) -> dict[str, Any]:
+    rung, switches = plan.rung, plan.switches
     row: dict[str, Any] = {
         "rung": rung.name,
         "title": rung.title,
         "about": rung.about,
         "kind": plan.kind,
-        "switches": asdict(plan.switches),
+        "switches": asdict(switches),
+        "half": device_type == "cuda" if switches.engine else switches.half_flow,
         "reason": plan.reason,
     }
     if plan.reason is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     ("ttfb_ms_p50", "TTFB ms", 1.0, "{:,.0f}"),
     ("rtf", "RTF", 1.0, "{:.3f}"),
+    ("floor_percent", "% floor", 1.0, "{:.0f}"),
     ("tps", "TPS", 1.0, "{:,.0f}"),
     ("lm_ms", "LM ms", 1.0, "{:,.0f}"),
     ("flow_ms", "flow", 1.0, "{:,.0f}"),
