@@ -4,6 +4,7 @@ A tiny random model with plain kernels; ``deterministic`` unless said otherwise.
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -280,3 +281,37 @@ def test_long_texts_and_streamed_texts_in_company(engine, ask, voices):
     streams = [engine.stream(make()) for make in requests]
     together = [stream.collect().samples.tobytes() for stream in streams]
     assert together == alone
+
+
+def test_no_request_takes_more_than_it_was_admitted_for(engine, ask, voices, monkeypatch):
+    rows = engine._stages._device.lm.rows
+    opened, open_row = [], rows.open
+    monkeypatch.setattr(rows, "open", lambda positions: opened.append(positions) or open_row(positions))
+    pieces = ["One fox ran. ", "Two dogs sat. "]
+    requests = [ask(0), ask(1), ask(2, speed=0.7), ask(5, cross_lingual=True), ask(8, stream=False)]
+    requests.append(SynthesisRequest(iter(pieces), voice=voices[2]))
+    for request in requests:
+        opened.clear()
+        stream = engine.stream(request)
+        ticket = stream._live.ticket
+        stream.collect()
+        assert 0 < -(-max(opened) // rows.page_tokens) <= ticket.kv_pages
+        assert ticket.most_held <= ticket.flow_pages
+        assert (ticket.most_held > 0) == request.stream
+
+
+def test_little_memory_makes_streams_wait_and_none_fail(random_model_folder, ask, alone):
+    """Pages of the flow for one and a half of the longest streams, and a queue."""
+    with open_engine(random_model_folder) as engine:
+        engine._scheduler.use(replace(engine._stages.capacity, flow_pages=9, running=8, queue=20))
+        pool = engine._stages._device.flow._flow.pool
+        lives, most = [engine.submit(ask(number)) for number in range(9)], 0
+        while engine.step():
+            most = max(most, engine._scheduler.requests.held)
+            assert pool.pages_in_use <= 9 + sum(
+                len(prompt.pages) for prompt in engine._stages._device.flow._prompts.values()
+            )
+        assert most > 4
+        for number, live in enumerate(lives):
+            assert take_all(engine, live) == alone(number), number
+        assert held(engine) == (0, 0, 0)

@@ -58,7 +58,7 @@ def run(
     """
     check((batch,), requests)
     out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(model, device, dtype, seconds)
+    bench = Bench(model, device, dtype, seconds, batch)
     try:
         bench.speak(0)
         spans, utterance = _trace(bench)

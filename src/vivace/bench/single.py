@@ -48,7 +48,9 @@ class Bench:
         seconds: of audio per utterance.
     """
 
-    def __init__(self, model: str, device: str, dtype: torch.dtype, seconds: float) -> None:
+    def __init__(
+        self, model: str, device: str, dtype: torch.dtype, seconds: float, max_streams: int = 1
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-") if model == RANDOM else None
         started = time.perf_counter()
         if self._folder is not None:
@@ -56,7 +58,7 @@ class Bench:
             write_random_checkpoint(model, "full")
             started = time.perf_counter()
         self.assets = load_assets(model, device=device, dtype=dtype)
-        self.engine = Engine(self.assets)
+        self.engine = Engine(self.assets, max_streams=max_streams)
         self.engine.warm_up()
         self.start_s = time.perf_counter() - started
         self.set_seconds(seconds)

@@ -64,7 +64,7 @@ def run(
         ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
     """
     check(batches, requests)
-    bench = Bench(model, device, dtype, seconds)
+    bench = Bench(model, device, dtype, seconds, max(batches))
     try:
         bench.speak(0)
         loads = [serve(bench, batch, max(8, batch * requests)) for batch in batches]

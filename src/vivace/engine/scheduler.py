@@ -169,7 +169,7 @@ class Scheduler:
             if ticket.tokens_until_audio:
                 continue
             hop = min(self._hop(ticket, now_ms), room)
-            left = ticket.flow_pages - ticket.held_pages
+            left = max(0, ticket.flow_pages - ticket.held_pages)
             # When pages are scarce fewer chunks may do where many do not.
             while scarce and hop and not self.requests.may_take(free, ticket, min(hop, left), extra):
                 hop -= 1

@@ -91,7 +91,6 @@ class Stages:
         self._batch = BatchRunner(self, device)
         config, most = self._model.config, self._model.config.flow.num_tokens(self._limits.stream_frames)
         self._costs = Costs(
-            config.token_text_ratio,
             longest_tokens=most,
             chunk_tokens=config.chunk_tokens,
             lookahead_tokens=config.flow.lookahead_tokens,
@@ -132,6 +131,7 @@ class Stages:
         lm = self._device.lm
         self._costs.apply(
             live,
+            self._model.config.token_text_ratio[1],
             lm_is_paged=lm is not None and lm.serves(live.sampling),
             flow_is_paged=isinstance(self._flow, DeviceFlowRunner),
         )

@@ -39,6 +39,8 @@ class EngineSettings:
     lm_variant: LMVariant = "base"
     voices_folder: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    max_streams: int = 64
+    deterministic: bool = False
 
     @property
     def is_slow(self) -> bool:

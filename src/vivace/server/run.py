@@ -98,6 +98,8 @@ async def _open_plain(settings: EngineSettings) -> SpeechService:
         lm_variant=settings.lm_variant,
         voices_folder=settings.voices_folder,
         limits=settings.limits,
+        max_streams=settings.max_streams,
+        deterministic=settings.deterministic,
     )
     return LocalService(engine, name)
 

@@ -78,6 +78,8 @@ async def open_engine(settings: Header) -> WorkerEngine:
         lm_variant=settings["lm_variant"],
         voices_folder=None if folder is None else Path(folder),
         limits=Limits(**settings["limits"]),
+        max_streams=settings["max_streams"],
+        deterministic=settings["deterministic"],
     )
 
 
