@@ -20,6 +20,9 @@ _COLUMNS = (
     ("peak_memory_bytes", "MB", 1e-6, "{:,.0f}"),
 )
 
+WIDTH = 96
+"""Characters that the table takes."""
+
 
 def print_throughput(document: dict[str, Any], console: Console | None = None) -> None:
     """One line a batch size."""
@@ -34,7 +37,8 @@ def print_throughput(document: dict[str, Any], console: Console | None = None) -
             value = load[name]
             cells.append("–" if value is None else form.format(value if factor == 1.0 else value * factor))
         table.add_row(*cells)
-    (console or Console()).print(table)
+    console = console or Console(width=max(WIDTH, Console().width))
+    console.print(table)
 
 
 def throughput_svg(document: dict[str, Any]) -> str:
