@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from vivace import (
     CancelledRequestError,
     InvalidRequestError,
     InvalidTextError,
+    OverloadedError,
     SamplingParams,
     SynthesisError,
     SynthesisRequest,
 )
 from vivace.engine import stages
-from vivace.engine.scheduler import Scheduler
+from vivace.engine.scheduler import Policy, Scheduler
 from vivace.engine.text_feed import TextReader
 
 SHORT = "Hello there."
@@ -204,6 +206,35 @@ def test_a_slow_consumer_pauses_only_itself(make, ask):
 
     samples = in_loop(scenario, make(scheduler=Scheduler(max_pending_chunks=1)))
     np.testing.assert_array_equal(samples, expected)
+
+
+def test_a_consumer_that_takes_nothing_is_ended_though_nothing_else_happens(make, ask):
+    async def scenario(engine):
+        engine._engine.end_stalled_after(0.2)
+        stream = engine.stream(ask(LONG, 1))
+        await anext(stream)
+        while engine.num_running:
+            await asyncio.sleep(0.01)
+        with pytest.raises(CancelledRequestError) as caught:
+            await anext(stream)
+        assert caught.value.code == "consumer_stalled"
+        assert (await engine.synthesize(ask(SHORT))).audio_seconds > 0
+
+    in_loop(scenario, make(scheduler=Scheduler(max_pending_chunks=1)))
+
+
+def test_who_waits_too_long_for_his_turn_is_told(make, ask):
+    async def scenario(engine):
+        scheduler = engine._engine._scheduler
+        scheduler.use(replace(scheduler.capacity, running=1, queue=5))
+        first = engine.stream(ask(LONG, 1))
+        await anext(first)
+        with pytest.raises(OverloadedError, match="too long") as caught:
+            await engine.synthesize(ask(SHORT, 2))
+        assert caught.value.retry_after_s >= 1
+        assert len(await samples_of(first))
+
+    in_loop(scenario, make(scheduler=Scheduler(Policy(max_pending_chunks=1, max_queue_ms=200))))
 
 
 def test_an_error_of_the_text_iterator_reaches_the_consumer(make, ask):

@@ -60,8 +60,8 @@ class Admission:
 
     @property
     def held(self) -> int:
-        """Pages of the flow that running requests hold."""
-        return sum([ticket.held_pages for ticket in self.running.values()])
+        """Pages of the flow that running requests hold. May be asked from any thread."""
+        return sum(ticket.held_pages for ticket in list(self.running.values()))
 
     @property
     def share_percent(self) -> int:

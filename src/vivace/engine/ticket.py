@@ -89,7 +89,8 @@ class Policy:
         max_requests: live requests beyond which a new one is refused; None: as the stages have room for.
         burst_tokens: most tokens one row decodes in a step, so that no request holds the machine for long;
             quiet_tokens: with at most ``quiet_rows`` rows.
-        max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play.
+        max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
+            launch of its own, and only eight launches of the speech LM may be under way.
         max_pending_chunks: undelivered chunks at which a request pauses.
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
         max_hop_chunks: chunks of one stream in a step while its playback is safe; safe_ms: credit per chunk of it.
@@ -102,7 +103,7 @@ class Policy:
     burst_tokens: int = 16
     quiet_tokens: int = 32
     quiet_rows: int = 4
-    max_prompts: int = 8
+    max_prompts: int = 5
     max_pending_chunks: int = 8
     max_ahead_ms: int | None = None
     max_hop_chunks: int = 4
