@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers import noise_voice, quiet_engine
-from vivace import CancelledRequestError, SamplingParams, SynthesisError, SynthesisRequest
+from vivace import CancelledRequestError, OverloadedError, SamplingParams, SynthesisError, SynthesisRequest
 from vivace.engine.batch import BatchRunner
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.scheduler import Policy, Scheduler
@@ -216,6 +216,47 @@ def test_a_fault_of_a_whole_launch_ends_its_requests_and_not_the_engine(engine, 
     with pytest.raises(SynthesisError, match="internal"):
         engine.take(waiting)
     assert engine.synthesize(ask(0)).samples.tobytes() == alone(0)
+
+
+@pytest.mark.parametrize("stage", ["flow", "vocoder", "lm", "prompt"])
+def test_memory_that_is_missing_at_any_launch_ends_its_requests_and_loses_nothing(
+    engine, ask, alone, monkeypatch, stage
+):
+    """The n-th launch of a stage fails, for every n until none does."""
+    stages = engine._stages._device
+    owner, name = {
+        "flow": (stages.flow._flow, "_run"),
+        "vocoder": (stages.vocoder, "_launch_rows"),
+        "lm": (stages.lm.paged, "launch"),
+        "prompt": (stages.lm.paged, "prompt"),
+    }[stage]
+    original = getattr(owner, name)
+    numbers = (0, 4)
+    for number in numbers:
+        alone(number)
+    for failing in itertools.count(1, 3):
+        calls = []
+
+        def launch(*arguments, failing=failing, calls=calls):
+            calls.append(arguments)
+            if len(calls) == failing:
+                raise torch.OutOfMemoryError("no memory")
+            return original(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, launch)
+            lives = [engine.submit(ask(number)) for number in numbers]
+            run_to_the_end(engine)
+        failed = [live for live in lives if live.error is not None]
+        assert bool(failed) == (len(calls) >= failing)
+        assert all(isinstance(live.error, OverloadedError) for live in failed)
+        assert held(engine) == (0, 0, 0)
+        for number, live in zip(numbers, lives, strict=True):
+            if live not in failed:
+                assert take_all(engine, live) == alone(number)
+        if not failed:
+            break
+    assert engine.synthesize(ask(4)).samples.tobytes() == alone(4)
 
 
 def test_a_consumer_that_stalls_pauses_alone(random_model_folder, ask, alone):

@@ -17,6 +17,7 @@ from vivace.errors import SynthesisError
 from vivace.models import flow_pages
 from vivace.models.flow_device import DeviceFlow
 from vivace.models.flow_pages import PagePool
+from vivace.models.flow_solver import Solver
 
 
 @functools.cache
@@ -220,3 +221,27 @@ def test_pool_counts_users():
     pool.drop(page)
     assert (pool.pages_in_use, pool.num_pages) == (1, 2)
     assert pool.take() == page
+
+
+def test_a_launch_that_fails_is_not_relied_on(monkeypatch):
+    """Neither its pages nor what all streams share of its chunks."""
+    device = DeviceFlow(flow())
+    run_solver, calls = Solver.run, []
+
+    def fail(self, is_known):
+        calls.append(is_known)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        run_solver(self, is_known)
+
+    tokens = tokens_of(30)
+    stream = device.open(EMBEDDING, prompt_mel(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(Solver, "run", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            device.step(stream, tokens, True)
+    device.close(stream)
+    assert device.pages_in_use == 0
+    again = device.open(EMBEDDING, prompt_mel(0))
+    torch.testing.assert_close(device.step(again, tokens, True), whole(tokens), atol=1e-4, rtol=0)
+    device.close(again)

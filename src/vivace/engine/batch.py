@@ -97,6 +97,8 @@ class BatchRunner:
         waited = time.perf_counter()
         flow_ms, vocoder_ms = (launched - started) * 1e3, (waited - launched) * 1e3
         for part in parts:
+            if part.live.is_done:  # its tokens have failed meanwhile
+                continue
             part.live.times.flow_ms += flow_ms
             part.live.times.vocoder_ms += vocoder_ms
             yield part.outcome or attempt(part.live, partial(self._finish, part, waited))
@@ -239,8 +241,12 @@ class BatchRunner:
         if not work:
             return
         assert self._device.lm is not None
-        self._device.lm.paged.wait_for_caller()
-        refused = dict(self._device.lm.launch(work))
+        refused: dict[DeviceLMSession, Exception] = {}
+        try:
+            self._device.lm.paged.wait_for_caller()
+            refused.update(self._device.lm.launch(work))
+        except Exception as fault:
+            refused = dict.fromkeys(rows, fault)
         for session, (live, segment) in rows.items():
             error = refused.get(session)
             if error is not None:

@@ -135,7 +135,11 @@ class DeviceFlowRunner:
         prompt = self._flow.open(
             torch.tensor(voice.embedding, device=device), torch.tensor(voice.mel, device=device)
         )
-        self._flow.step(prompt, voice.speech_tokens.tolist(), False)
+        try:
+            self._flow.step(prompt, voice.speech_tokens.tolist(), False)
+        except BaseException:
+            self._flow.close(prompt)
+            raise
         return prompt
 
 

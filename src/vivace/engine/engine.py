@@ -457,7 +457,10 @@ class Engine:
         if isinstance(error, CancelledRequestError):
             self._finish(live, "cancelled", error)
             return
-        if not isinstance(error, VivaceError):
+        if isinstance(error, torch.OutOfMemoryError):
+            _log.error("the device's memory is full", exc_info=error)
+            error = OverloadedError("the device's memory is full; try again later", retry_after_s=1.0)
+        elif not isinstance(error, VivaceError):
             _log.error("internal error in a request", exc_info=error)
             error = SynthesisError(f"internal error ({type(error).__name__})")
         self._finish(live, "error", error)

@@ -170,13 +170,21 @@ class DeviceFlow:
                 works.append(self._begin(stream, tokens, is_last))
             except SynthesisError as error:
                 works.append(error)
-        active = [work for work in works if isinstance(work, Work)]
-        while active := [work for work in active if work.sizes]:
-            rest = active
-            while rest:
-                count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
-                self._run(rest[:count])
-                rest = rest[count:]
+        active, known = [work for work in works if isinstance(work, Work)], self.start.known
+        try:
+            while active := [work for work in active if work.sizes]:
+                rest = active
+                while rest:
+                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
+                    self._run(rest[:count])
+                    rest = rest[count:]
+        except BaseException:  # no page is lost; what the streams hold goes back when they are closed
+            self.start.forget(known)
+            for work in works:
+                if isinstance(work, Work):
+                    while work.pages:
+                        self.pool.drop(work.pages.pop())
+            raise
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

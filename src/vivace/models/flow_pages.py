@@ -192,6 +192,15 @@ class StartBranch:
         if not self._scratch:
             self._scratch.append(self.pool.take())
 
+    @property
+    def known(self) -> int:
+        """Chunks that have been computed, or are being computed by a launch that was queued."""
+        return self._known
+
+    def forget(self, known: int) -> None:
+        """A launch failed: only the first ``known`` chunks may be relied on."""
+        self._known = min(self._known, known)
+
     def begin(self) -> None:
         """Before the chunks of each launch."""
         self._used = 0

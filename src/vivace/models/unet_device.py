@@ -147,12 +147,19 @@ class DeviceUNetFlow:
             except SynthesisError as error:
                 works.append(error)
         active = [work for work in works if isinstance(work, Work)]
-        while active := [work for work in active if work.sizes]:
-            rest = active
-            while rest:
-                count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
-                self._run(rest[:count])
-                rest = rest[count:]
+        try:
+            while active := [work for work in active if work.sizes]:
+                rest = active
+                while rest:
+                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
+                    self._run(rest[:count])
+                    rest = rest[count:]
+        except BaseException:  # no page is lost; what the streams hold goes back when they are closed
+            for work in works:
+                if isinstance(work, Work):
+                    while work.pages:
+                        self.pool.drop(work.pages.pop())
+            raise
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
