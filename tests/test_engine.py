@@ -556,6 +556,12 @@ def test_closed_engine(random_model_folder, ask):
     engine.close()
 
 
+@pytest.mark.parametrize("number", [0, 257])
+def test_streams_side_by_side_are_bounded(random_model_folder, number):
+    with pytest.raises(InvalidRequestError, match="max_streams"):
+        other_engine(random_model_folder, max_streams=number)
+
+
 def test_overload_is_refused_and_passes(random_model_folder, ask):
     with other_engine(random_model_folder, scheduler=Scheduler(max_requests=2)) as engine:
         first, second = engine.stream(ask()), engine.stream(ask())

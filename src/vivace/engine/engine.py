@@ -41,6 +41,7 @@ from vivace.errors import (
     SynthesisError,
     VivaceError,
 )
+from vivace.models.lm_paged import BUCKETS
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from vivace.engine.work import Outcome
     from vivace.models.source import NoiseSource
     from vivace.voice import Voice, VoiceRegistry
+
+MOST_STREAMS = BUCKETS[-1]
+"""Rows of the largest launch of the speech LM."""
 
 CANCELLED = "the request was cancelled"
 
@@ -80,6 +84,10 @@ class Engine:
         self._limits = assets.limits
         self._config = assets.model.config
         self._scheduler = Scheduler() if scheduler is None else scheduler  # an empty one is false
+        if not 1 <= max_streams <= MOST_STREAMS:
+            raise InvalidRequestError(
+                f"max_streams must lie between 1 and {MOST_STREAMS}", param="max_streams"
+            )
         device = None
         if vocoder_noise is None:
             device = DeviceStages.open(assets.model, assets.limits, max_streams, deterministic=deterministic)
