@@ -141,6 +141,9 @@ def test_pause_seek_and_play_again(pages, fake):
     wait_for_words(page, "#state", "Paused")
     wait_for(page, SILENCE)
     page.focus("#position")
+    wait_for(
+        page, "document.querySelector('#position').getAttribute('aria-valuetext').includes('of 4.0 seconds')"
+    )
     page.keyboard.press("End")
     page.keyboard.press("PageDown")
     assert 1 < float(page.input_value("#position")) < 4

@@ -54,7 +54,7 @@ def command_lines() -> list[str]:
     lines = [line for text in texts for line in text.splitlines()]
     lines += [text for _, text in spans()]
     called = (re.search(r"(?:^|\| *)(?:\S*/)?vivace( .+)", line.partition(" #")[0].strip()) for line in lines)
-    return sorted({found[1].strip() for found in called if found})
+    return sorted({found[1].partition(" | ")[0].strip() for found in called if found})
 
 
 def parse(words: list[str]) -> None:

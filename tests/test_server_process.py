@@ -155,7 +155,8 @@ def test_voices_belong_to_the_server_and_survive_the_engine(real):
         os.kill(service.engine_pid, signal.SIGKILL)
         await until(lambda: service.state == "restarting")
         after = await samples_of(service.stream(ask("Hi.", voice="mine")))  # waits for the new engine
-        np.testing.assert_array_equal(after, before)
+        # Another process: on a busy machine the library may share out a product among threads in another way.
+        np.testing.assert_allclose(after, before, atol=1e-5)
         assert service.last_recovery_s is not None
         service.voices.remove("mine")
         with pytest.raises(VoiceNotFoundError):

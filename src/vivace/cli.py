@@ -451,7 +451,9 @@ def bench_streaming(
 
 @bench_app.command("single")
 def bench_single(
-    model: Annotated[str, typer.Option(help="Model folder, mini, or random (full size).")] = "mini",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
+    ] = "mini",
     seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
     requests: Annotated[int, typer.Option(help="Utterances per run.")] = 10,
     runs: Annotated[int, typer.Option(help="Repetitions.")] = 3,
