@@ -190,6 +190,8 @@ def test_no_voice_is_cloned_without_consent(vivace, random_model_folder, recordi
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_half_written_file(random_model_folder, tmp_path, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("whoever started the tests has this signal ignored, and so does every command under them")
     out = tmp_path / "cut.wav"
     command = [sys.executable, "-m", "vivace.cli", "say", "-", "-m", str(random_model_folder), "-o", str(out)]
     with subprocess.Popen(
