@@ -54,6 +54,9 @@ class Lm(StrEnum):
 
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or 'mini' for the embedded model.")]
+BenchModel = Annotated[
+    str, typer.Option("--model", "-m", help="Model folder, 'mini', or 'random' (full size, random weights).")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
 Dtype = Annotated[Precision, typer.Option(help="Of speech LM and flow.")]
 Tokenizer = Annotated[
@@ -451,9 +454,7 @@ def bench_streaming(
 
 @bench_app.command("single")
 def bench_single(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
-    ] = "mini",
+    model: BenchModel = "mini",
     seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
     requests: Annotated[int, typer.Option(help="Utterances per run.")] = 10,
     runs: Annotated[int, typer.Option(help="Repetitions.")] = 3,
@@ -487,10 +488,7 @@ def bench_single(
 
 @bench_app.command("llm")
 def bench_llm(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="Model folder, 'mini', or 'random' (full size, random weights)."),
-    ] = "random",
+    model: BenchModel = "random",
     batch: Annotated[str, typer.Option(help="Rows side by side, separated by commas.")] = "1,8,32,128",
     context: Annotated[int, typer.Option(help="Positions in the cache when a run starts.")] = 500,
     runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
@@ -518,9 +516,7 @@ def bench_llm(
 
 @bench_app.command("ladder")
 def bench_ladder(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
-    ] = "mini",
+    model: BenchModel = "mini",
     tokens: Annotated[
         str, typer.Option(help="Speech tokens of each phrase; empty: 150,200,230, on a CPU half of that.")
     ] = "",
@@ -558,9 +554,7 @@ def bench_ladder(
 
 @bench_app.command("throughput")
 def bench_throughput(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
-    ] = "mini",
+    model: BenchModel = "mini",
     batch: Annotated[
         str, typer.Option(help="Sentences side by side, separated by commas.")
     ] = "1,2,4,8,16,32",
@@ -597,9 +591,7 @@ def bench_profile(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for timeline.svg and trace.json.")] = Path(
         "profile"
     ),
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
-    ] = "mini",
+    model: BenchModel = "mini",
     seconds: Annotated[float, typer.Option(help="Audio per request.")] = 5.0,
     batch: Annotated[int, typer.Option(help="Requests side by side under load.")] = 4,
     requests: Annotated[int, typer.Option(help="Requests of each client under load.")] = 2,
@@ -635,9 +627,7 @@ def bench_profile(
 
 @app.command()
 def limits(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Model folder, mini, or random (full size).")
-    ] = "mini",
+    model: BenchModel = "mini",
     measure: Annotated[
         bool, typer.Option("--measure", help="Also the engine, in percent of the floor.")
     ] = False,

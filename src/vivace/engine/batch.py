@@ -266,7 +266,7 @@ class BatchRunner:
         return min(count, plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
 
     def _take_tokens(self, live: LiveRequest, segment: Segment, started: float) -> None:
-        assert segment.lm is not None
+        assert isinstance(segment.lm, DeviceLMSession)
         made = segment.lm.collect()
         live.times.lm_ms += (time.perf_counter() - started) * 1e3
         self._stages.add_tokens(live, made)

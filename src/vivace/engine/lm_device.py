@@ -195,11 +195,6 @@ class DeviceLMSession:
     def num_speech_tokens(self) -> int:
         return self._rules.num_speech_tokens
 
-    @property
-    def is_launched(self) -> bool:
-        """Whether there is something to collect."""
-        return bool(self._launches)
-
     def decode(self, count: int) -> list[int]:
         """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
 

@@ -136,20 +136,6 @@ class LMSession:
                 self._rules.count(token, text_is_known=action.final)
         return made
 
-    @property
-    def is_launched(self) -> bool:
-        """Whether steps are queued: never, they are made when asked for."""
-        return False
-
-    def launch(self, count: int) -> bool:
-        """Queues steps where there is a queue; here there is none."""
-        del count
-        return False
-
-    def collect(self) -> list[int]:
-        """What was queued: nothing."""
-        return []
-
     def close(self) -> None:
         """Nothing to give back: the cache goes with the session."""
 

@@ -74,6 +74,8 @@ struct Args {
 #define WORDS_LOGITS (WORDS_H + UNITS)
 #define WORDS_TOKEN (WORDS_LOGITS + ((VOCAB + 1) / 2) * 2)
 
+// For measurements alone, each by -D: PROFILE notes clocks; NOPOLL does not wait for other blocks and NOSTREAM copies no
+// weights, so that their results are wrong and their times tell what waiting and copying cost.
 #ifdef PROFILE
 #define STAMP(i) if (t == 0) a.stamps[((u64)b * LAYERS + layer) * 12 + i] = clock64()
 #else
@@ -154,8 +156,7 @@ __device__ __forceinline__ void wait_full(u32 chunk) {
   }
 #endif
 }
-// Until so many bytes of a step's stream are in the ring. Code that runs once per phase is kept short, in functions
-// of its own: fetching instructions takes longer than running them.
+// Until so many bytes of a step's stream are in the ring.
 __device__ __noinline__ void wait_bytes(u32 first_chunk, u32 offset, u32 bytes) {
   const u32 last = first_chunk + (offset + bytes - 1) / CHUNK;
   for (u32 chunk = first_chunk + offset / CHUNK; chunk <= last; ++chunk) wait_full(chunk);

@@ -30,7 +30,6 @@ MOST_TOP_K = 64
 MOST_PAGES = 512
 _PART_WORDS = 64
 _BIAS_BYTES = 32
-_SPECIALS = 200
 
 
 @dataclass(frozen=True, slots=True)

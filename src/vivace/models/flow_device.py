@@ -8,29 +8,22 @@ from one CUDA stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vivace.errors import SynthesisError
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels
-from vivace.models.flow_paged import MelHandle, PagedStream, Work, not_finite
+from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
 
-FLAGS = 4096
-"""Chunks that may be under way or unchecked before a flag is used again."""
 
-Item = tuple[PagedStream, Sequence[int], bool]
-"""A stream, its next tokens, and whether they are the last."""
-
-
-class DeviceFlow:
+class DeviceFlow(PagedFlow):
     """The flow of one engine.
 
     Args:
@@ -54,15 +47,14 @@ class DeviceFlow:
         max_streams: int = 1,
         use_graphs: bool | None = None,
     ) -> None:
-        self.device = device = model.speaker_projection.weight.device if device is None else device
+        device = model.speaker_projection.weight.device if device is None else device
         self._config = config = model.config
-        self._check_length: Callable[[int], None] = model.check_length
         self._speaker = copy.deepcopy(model.speaker_projection).to(device)
         self.weights = FlowWeights.of(model, device)
         self.layout = PageLayout.of(config)
         dtype = self.weights.x.dtype
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
-        self._options, self._max_streams = options, max_streams
+        self._options = options
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
         self.pool = PagePool(self.layout.page, dtype, device, max_bytes)
         velocities = torch.zeros(config.noise_frames, config.dit.mel_dim, device=device)
@@ -70,13 +62,9 @@ class DeviceFlow:
             PagePool(self.layout.block, dtype, device, arena=self.pool.arena), velocities
         )
         self._solvers: dict[int, Solver] = {}
-        self._flags = torch.zeros(FLAGS, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._launches = 0
-
-    @property
-    def pages_in_use(self) -> int:
-        """Pages that open streams hold: 0 when all are closed."""
-        return self.pool.pages_in_use
+        super().__init__(
+            device, self.pool, config.output_size, max_streams, LOOKAHEAD_BEFORE, model.check_length
+        )
 
     @torch.no_grad()
     def warm_up(self, frames: int = 500) -> None:
@@ -122,97 +110,22 @@ class DeviceFlow:
             raise not_finite()
         return mel[len(prompt_mel) :].T
 
-    def fork(self, stream: PagedStream) -> PagedStream:
-        """A stream that goes on from here independently. Finished chunks are shared, not copied."""
-        assert not stream.closed, "the stream is closed"
-        return PagedStream(
-            stream.speaker,
-            stream.prompt_mel,
-            [self.pool.share(page) for page in stream.pages],
-            stream.length,
-            list(stream.waiting),
-            list(stream.before),
-            stream.finished,
-        )
+    def _chunk_sizes(self) -> tuple[int, int, int]:
+        config = self._config
+        ratio = config.token_mel_ratio
+        return config.dit.static_chunk_frames // ratio, config.lookahead_tokens, ratio
 
-    def close(self, stream: PagedStream) -> None:
-        """Gives the stream's pages back. Doing so twice is allowed."""
-        stream.closed = True
-        while stream.pages:
-            self.pool.drop(stream.pages.pop())
+    def _take(self, stream: PagedStream, count: int) -> list[int]:
+        self.start.reserve(len(stream.pages) + count)
+        return self.pool.take_many(count)
 
-    def step(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Tensor:
-        """As ``FlowModel.step``: mel of the frames that the tokens complete, float32 ``[mel, n]``.
+    def _shared_chunks(self) -> int:
+        return self.start.known
 
-        Raises:
-            SynthesisError: the sequence is too long, memory is full (the stream stays as it was), or values are not
-                finite.
-        """
-        return self.launch(stream, tokens, is_last).check()
-
-    def launch(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> MelHandle:
-        """As ``step``, without waiting for the device.
-
-        Raises:
-            SynthesisError: the sequence is too long, or memory is full; the stream stays as it was.
-        """
-        handle = self.launch_batch([(stream, tokens, is_last)])[0]
-        if handle.error is not None:
-            raise handle.error
-        return handle
-
-    @torch.no_grad()
-    def launch_batch(self, items: Sequence[Item]) -> list[MelHandle]:
-        """``launch`` for several streams, whose chunks are computed together. Errors lie in the handles."""
-        works: list[Work | SynthesisError] = []
-        for stream, tokens, is_last in items:
-            try:
-                works.append(self._begin(stream, tokens, is_last))
-            except SynthesisError as error:
-                works.append(error)
-        active, known = [work for work in works if isinstance(work, Work)], self.start.known
-        try:
-            while active := [work for work in active if work.sizes]:
-                rest = active
-                while rest:
-                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
-                    self._run(rest[:count])
-                    rest = rest[count:]
-        except BaseException:  # no page is lost; what the streams hold goes back when they are closed
-            self.start.forget(known)
-            for work in works:
-                if isinstance(work, Work):
-                    while work.pages:
-                        self.pool.drop(work.pages.pop())
-            raise
-        done = None
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return [self._handle(work, done) for work in works]
-
-    def _begin(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Work:
-        """Takes tokens and pages; everything that can be refused is refused here."""
-        assert not stream.finished, "the last token of this stream already came"
-        assert not stream.closed, "the stream is closed"
-        ratio, ahead = self._config.token_mel_ratio, self._config.lookahead_tokens
-        chunk_tokens = self._config.dit.static_chunk_frames // ratio
-        waiting = len(stream.waiting) + len(tokens)
-        self._check_length(stream.length + ratio * waiting)
-        sizes = []
-        while waiting >= chunk_tokens + ahead or (is_last and waiting):
-            sizes.append(min(chunk_tokens, waiting))
-            waiting -= sizes[-1]
-        self.start.reserve(len(stream.pages) + len(sizes))
-        work = Work(
-            stream, sizes, self.pool.take_many(len(sizes)), max(0, len(stream.prompt_mel) - stream.length)
-        )
-        stream.waiting.extend(tokens)
-        stream.finished = is_last
-        return work
+    def _forget_shared(self, known: int) -> None:
+        self.start.forget(known)
 
     def _run(self, works: list[Work]) -> None:
-        """The next chunk of each."""
         config, solver = self._config, self.solver(len(works))
         chunk = config.dit.static_chunk_frames
         self.start.begin()
@@ -231,27 +144,7 @@ class DeviceFlow:
             mel = stream.prompt_mel[stream.length : stream.length + chunk]
             solver.set_voice(slot, stream.speaker, mel)
         solver.run(is_known)
-        first = self._launches % (FLAGS - self._max_streams)
-        self._launches += len(works)
-        flags = self._flags[first : first + len(works)]
-        flags.copy_(solver.fault, non_blocking=True)
-        mels = solver.x.clone()
-        for slot, (work, part) in enumerate(zip(works, chunks, strict=True)):
-            stream, size = work.stream, work.sizes.pop(0)
-            stream.length += part.num_frames
-            stream.before = (stream.before + stream.waiting[:size])[-LOOKAHEAD_BEFORE:]
-            del stream.waiting[:size]
-            work.mels.append(mels[slot, : part.num_frames])
-            work.faults.append(flags[slot])
-
-    def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
-        nothing = self.weights.bias.new_zeros(self._config.output_size, 0)
-        if isinstance(work, SynthesisError):
-            return MelHandle(nothing, work)
-        if not work.mels:
-            return MelHandle(nothing)
-        mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
-        return MelHandle(mel[work.skip :].T, None, work.faults, done)
+        self._note(works, [part.num_frames for part in chunks], solver.x.clone(), solver.fault)
 
     def solver(self, streams: int) -> Solver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""

@@ -1,18 +1,24 @@
-"""Streams of ``DeviceFlow``, and frames on their way."""
+"""What the flows of a device share: streams on pages, launches of several streams, frames on their way."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vivace.errors import SynthesisError
 
+FLAGS = 4096
+"""Chunks that may be under way or unchecked before a flag is used again."""
+
 
 @dataclass(slots=True, eq=False)
 class PagedStream:
-    """What one stream keeps. Made by ``DeviceFlow.open`` or ``fork``; ``DeviceFlow.close`` gives its pages back.
+    """What one stream keeps. Made by the flow's ``open`` or ``fork``; ``close`` gives its pages back.
 
     Attributes:
         speaker: what the speaker adds to the input projection, float32 ``[dim]``.
@@ -96,3 +102,184 @@ class Work:
 def not_finite() -> SynthesisError:
     """What a request gets whose mel holds NaN or infinities."""
     return SynthesisError("the flow gave values that are not finite; use float32 or bfloat16 weights")
+
+
+Item = tuple[PagedStream, Sequence[int], bool]
+"""A stream, its next tokens, and whether they are the last."""
+
+
+class Pages(Protocol):
+    """A pool of pages with counted references."""
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that someone holds."""
+        ...
+
+    def share(self, page: int) -> int:
+        """One more reference to ``page``, which is returned."""
+        ...
+
+    def drop(self, page: int) -> None:
+        """One reference less; the last one frees the page."""
+        ...
+
+
+class PagedFlow(ABC):
+    """Streams that hold pages of one pool. All launches must come from one CUDA stream.
+
+    Args:
+        device: where the flow runs. pool: of its pages.
+        output_size: channels of the mel.
+        max_streams: streams of one launch.
+        before_tokens: tokens before a chunk that its encoder looks back on.
+        check_length: raises ``SynthesisError`` for a sequence of too many frames.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        pool: Pages,
+        output_size: int,
+        max_streams: int,
+        before_tokens: int,
+        check_length: Callable[[int], None],
+    ) -> None:
+        self.device = device
+        self._pages, self._output_size = pool, output_size
+        self._max_streams, self._before_tokens = max_streams, before_tokens
+        self._check_length = check_length
+        self._flags = torch.zeros(FLAGS, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._launches = 0
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that open streams hold: 0 when all are closed."""
+        return self._pages.pages_in_use
+
+    def fork(self, stream: PagedStream) -> PagedStream:
+        """A stream that goes on from here independently. Finished chunks are shared, not copied."""
+        assert not stream.closed, "the stream is closed"
+        return PagedStream(
+            stream.speaker,
+            stream.prompt_mel,
+            [self._pages.share(page) for page in stream.pages],
+            stream.length,
+            list(stream.waiting),
+            list(stream.before),
+            stream.finished,
+        )
+
+    def close(self, stream: PagedStream) -> None:
+        """Gives the stream's pages back. Doing so twice is allowed."""
+        stream.closed = True
+        while stream.pages:
+            self._pages.drop(stream.pages.pop())
+
+    def step(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Tensor:
+        """As the plain flow's ``step``: mel of the frames that the tokens complete, float32 ``[mel, n]``.
+
+        Raises:
+            SynthesisError: the sequence is too long, memory is full (the stream stays as it was), or values are not
+                finite.
+        """
+        return self.launch(stream, tokens, is_last).check()
+
+    def launch(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> MelHandle:
+        """As ``step``, without waiting for the device.
+
+        Raises:
+            SynthesisError: the sequence is too long, or memory is full; the stream stays as it was.
+        """
+        handle = self.launch_batch([(stream, tokens, is_last)])[0]
+        if handle.error is not None:
+            raise handle.error
+        return handle
+
+    @torch.no_grad()
+    def launch_batch(self, items: Sequence[Item]) -> list[MelHandle]:
+        """``launch`` for several streams, whose chunks are computed together. Errors lie in the handles."""
+        works: list[Work | SynthesisError] = []
+        for stream, tokens, is_last in items:
+            try:
+                works.append(self._begin(stream, tokens, is_last))
+            except SynthesisError as error:
+                works.append(error)
+        active, known = [work for work in works if isinstance(work, Work)], self._shared_chunks()
+        try:
+            while active := [work for work in active if work.sizes]:
+                rest = active
+                while rest:
+                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
+                    self._run(rest[:count])
+                    rest = rest[count:]
+        except BaseException:  # no page is lost; what the streams hold goes back when they are closed
+            self._forget_shared(known)
+            for work in works:
+                if isinstance(work, Work):
+                    while work.pages:
+                        self._pages.drop(work.pages.pop())
+            raise
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return [self._handle(work, done) for work in works]
+
+    @abstractmethod
+    def _chunk_sizes(self) -> tuple[int, int, int]:
+        """Tokens of a chunk, tokens of look-ahead, frames of a token."""
+
+    @abstractmethod
+    def _take(self, stream: PagedStream, count: int) -> list[int]:
+        """Pages for the stream's next chunks. Raises SynthesisError where there are none."""
+
+    @abstractmethod
+    def _run(self, works: list[Work]) -> None:
+        """Launches the next chunk of each, and notes it (``_note``)."""
+
+    def _shared_chunks(self) -> int:
+        """How much is known of what all streams share; ``_forget_shared`` goes back to it."""
+        return 0
+
+    def _forget_shared(self, known: int) -> None:
+        """After a launch that failed."""
+        del known
+
+    def _begin(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Work:
+        """Takes tokens and pages; everything that can be refused is refused here."""
+        assert not stream.finished, "the last token of this stream already came"
+        assert not stream.closed, "the stream is closed"
+        chunk, ahead, ratio = self._chunk_sizes()
+        waiting = len(stream.waiting) + len(tokens)
+        self._check_length(stream.length + ratio * waiting)
+        sizes = []
+        while waiting >= chunk + ahead or (is_last and waiting):
+            sizes.append(min(chunk, waiting))
+            waiting -= sizes[-1]
+        skip = max(0, len(stream.prompt_mel) - stream.length)
+        work = Work(stream, sizes, self._take(stream, len(sizes)), skip)
+        stream.waiting.extend(tokens)
+        stream.finished = is_last
+        return work
+
+    def _note(self, works: list[Work], frames: Sequence[int], mels: Tensor, faults: Tensor) -> None:
+        """What a launch made: ``mels [streams, frames, mel]``, of which the streams' own ``frames`` count."""
+        first = self._launches % (FLAGS - self._max_streams)
+        self._launches += len(works)
+        flags = self._flags[first : first + len(works)]
+        flags.copy_(faults, non_blocking=True)
+        for slot, (work, count) in enumerate(zip(works, frames, strict=True)):
+            stream, size = work.stream, work.sizes.pop(0)
+            stream.length += count
+            stream.before = (stream.before + stream.waiting[:size])[-self._before_tokens :]
+            del stream.waiting[:size]
+            work.mels.append(mels[slot, :count])
+            work.faults.append(flags[slot])
+
+    def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
+        if isinstance(work, Work) and work.mels:
+            mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
+            return MelHandle(mel[work.skip :].T, None, work.faults, done)
+        nothing = torch.zeros(self._output_size, 0, device=self.device)
+        return MelHandle(nothing, work if isinstance(work, SynthesisError) else None)

@@ -11,22 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.errors import SynthesisError
-from vivace.models.flow_paged import MelHandle, PagedStream, Work, not_finite
+from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_unet import UNetFlow
 from vivace.models.unet_pages import UNetPages
 from vivace.models.unet_solver import BEFORE, UNetChunk, UNetSolver
 
-FLAGS = 4096
-"""Chunks that may be under way or unchecked before a flag is used again."""
-
 CPU_PAGES = 64
 
-Item = tuple[PagedStream, Sequence[int], bool]
-"""A stream, its next tokens, and whether they are the last."""
 
-
-class DeviceUNetFlow:
+class DeviceUNetFlow(PagedFlow):
     """The flow of one engine.
 
     Args:
@@ -45,23 +38,16 @@ class DeviceUNetFlow:
         use_graphs: bool | None = None,
     ) -> None:
         config, weight = model.config, model.speaker_projection.weight
-        self.device = device = weight.device
+        device = weight.device
         self._model, self._config = model, config
         page_bytes = UNetPages.bytes_of(config, weight.dtype)
         if max_bytes is None:
             on_gpu = device.type == "cuda"
             max_bytes = torch.cuda.mem_get_info(device)[0] // 4 if on_gpu else CPU_PAGES * page_bytes
         self.pool = UNetPages(config, model.prepare().unet, weight, max(1, max_bytes // page_bytes))
-        self._max_streams = max_streams
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
         self._solvers: dict[int, UNetSolver] = {}
-        self._flags = torch.zeros(FLAGS, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._launches = 0
-
-    @property
-    def pages_in_use(self) -> int:
-        """Pages that open streams hold: 0 when all are closed."""
-        return self.pool.pages_in_use
+        super().__init__(device, self.pool, config.output_size, max_streams, BEFORE, model.check_length)
 
     @torch.no_grad()
     def warm_up(self, frames: int = 500) -> None:
@@ -98,74 +84,6 @@ class DeviceUNetFlow:
             raise not_finite()
         return mel
 
-    def fork(self, stream: PagedStream) -> PagedStream:
-        """A stream that goes on from here independently. Finished chunks are shared, not copied."""
-        assert not stream.closed, "the stream is closed"
-        return PagedStream(
-            stream.speaker,
-            stream.prompt_mel,
-            [self.pool.share(page) for page in stream.pages],
-            stream.length,
-            list(stream.waiting),
-            list(stream.before),
-            stream.finished,
-        )
-
-    def close(self, stream: PagedStream) -> None:
-        """Gives the stream's pages back. Doing so twice is allowed."""
-        stream.closed = True
-        while stream.pages:
-            self.pool.drop(stream.pages.pop())
-
-    def step(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Tensor:
-        """As ``UNetFlow.step``: mel of the frames that the tokens complete, float32 ``[80, n]``.
-
-        Raises:
-            SynthesisError: the sequence is too long, memory is full (the stream stays as it was), or values are not
-                finite.
-        """
-        return self.launch(stream, tokens, is_last).check()
-
-    def launch(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> MelHandle:
-        """As ``step``, without waiting for the device.
-
-        Raises:
-            SynthesisError: the sequence is too long, or memory is full; the stream stays as it was.
-        """
-        handle = self.launch_batch([(stream, tokens, is_last)])[0]
-        if handle.error is not None:
-            raise handle.error
-        return handle
-
-    @torch.no_grad()
-    def launch_batch(self, items: Sequence[Item]) -> list[MelHandle]:
-        """``launch`` for several streams, whose chunks are computed together. Errors lie in the handles."""
-        works: list[Work | SynthesisError] = []
-        for stream, tokens, is_last in items:
-            try:
-                works.append(self._begin(stream, tokens, is_last))
-            except SynthesisError as error:
-                works.append(error)
-        active = [work for work in works if isinstance(work, Work)]
-        try:
-            while active := [work for work in active if work.sizes]:
-                rest = active
-                while rest:
-                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
-                    self._run(rest[:count])
-                    rest = rest[count:]
-        except BaseException:  # no page is lost; what the streams hold goes back when they are closed
-            for work in works:
-                if isinstance(work, Work):
-                    while work.pages:
-                        self.pool.drop(work.pages.pop())
-            raise
-        done = None
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return [self._handle(work, done) for work in works]
-
     def solver(self, streams: int) -> UNetSolver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""
         if streams not in self._solvers:
@@ -174,25 +92,14 @@ class DeviceUNetFlow:
             self._solvers[streams] = UNetSolver(self._model, self.pool, streams, longest, self._use_graphs)
         return self._solvers[streams]
 
-    def _begin(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Work:
-        """Takes tokens and pages; everything that can be refused is refused here."""
-        assert not stream.finished, "the last token of this stream already came"
-        assert not stream.closed, "the stream is closed"
-        config, chunk = self._config, self.solver(1).tokens
-        waiting = len(stream.waiting) + len(tokens)
-        self._model.check_length(stream.length + config.num_frames(waiting))
-        sizes = []
-        while waiting >= chunk + config.lookahead_tokens or (is_last and waiting):
-            sizes.append(min(chunk, waiting))
-            waiting -= sizes[-1]
-        left = max(0, len(stream.prompt_mel) - stream.length)
-        work = Work(stream, sizes, self.pool.take(len(sizes)), left)
-        stream.waiting.extend(tokens)
-        stream.finished = is_last
-        return work
+    def _chunk_sizes(self) -> tuple[int, int, int]:
+        config = self._config
+        return self.solver(1).tokens, config.lookahead_tokens, config.token_mel_ratio
+
+    def _take(self, stream: PagedStream, count: int) -> list[int]:
+        return self.pool.take(count)
 
     def _run(self, works: list[Work]) -> None:
-        """The next chunk of each."""
         solver, chunks = self.solver(len(works)), []
         for work in works:
             stream = work.stream
@@ -206,27 +113,8 @@ class DeviceUNetFlow:
                 slot, stream.speaker, stream.prompt_mel[stream.length : stream.length + solver.chunk]
             )
         solver.run(num_pages)
-        first = self._launches % (FLAGS - self._max_streams)
-        self._launches += len(works)
-        flags = self._flags[first : first + len(works)]
-        flags.copy_(solver.fault, non_blocking=True)
         mels = solver.x.transpose(1, 2).contiguous()
-        for slot, (work, part) in enumerate(zip(works, chunks, strict=True)):
-            stream, size = work.stream, work.sizes.pop(0)
-            stream.length += part.num_frames
-            stream.before = (stream.before + stream.waiting[:size])[-BEFORE:]
-            del stream.waiting[:size]
-            work.mels.append(mels[slot, : part.num_frames])
-            work.faults.append(flags[slot])
-
-    def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
-        nothing = self._flags.new_zeros(self._config.output_size, 0, dtype=torch.float32, device=self.device)
-        if isinstance(work, SynthesisError):
-            return MelHandle(nothing, work)
-        if not work.mels:
-            return MelHandle(nothing)
-        mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
-        return MelHandle(mel[work.skip :].T, None, work.faults, done)
+        self._note(works, [part.num_frames for part in chunks], mels, solver.fault)
 
     def _ids(self, work: Work, solver: UNetSolver) -> list[int]:
         stream = work.stream
