@@ -1,0 +1,223 @@
+"""``vivace bench`` and ``vivace limits``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vivace.cli.options import BenchModel, Device, Dtype, Model, Precision, print_json, print_line
+
+bench_app = typer.Typer(help="Benchmarks; the last line of each is one JSON document.", no_args_is_help=True)
+
+
+@bench_app.command("streaming")
+def bench_streaming(
+    model: Model = "mini",
+    seconds: Annotated[int, typer.Option(help="Length of the utterance.")] = 22,
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Cost of the n-th second of audio: flat means that nothing is computed twice."""
+    from vivace.bench.streaming import run
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(model, seconds=seconds, runs=runs, device=device, dtype=DTYPES[dtype.value])
+    for row in document["seconds"]:
+        print_line(
+            f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
+        )
+    print_json(document)
+
+
+@bench_app.command("single")
+def bench_single(
+    model: BenchModel = "mini",
+    seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
+    requests: Annotated[int, typer.Option(help="Utterances per run.")] = 10,
+    runs: Annotated[int, typer.Option(help="Repetitions.")] = 3,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write a picture of one utterance's stages here (SVG).")
+    ] = None,
+    long_seconds: Annotated[float, typer.Option(help="One more utterance of this length; 0: none.")] = 0.0,
+) -> None:
+    """First audio, real-time factor and tokens per second of one stream at a time."""
+    from vivace.bench.single import run
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        seconds=seconds,
+        requests=requests,
+        runs=runs,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        timeline=timeline,
+        long_seconds=long_seconds,
+    )
+    print_line(
+        f"TTFB p50 {document['ttfb_ms_p50']} ms, p99 {document['ttfb_ms_p99']} ms; RTF {document['rtf']}"
+        f" (floor {document['rtf_floor']}); TPS {document['tps']}; ready after {document['start_s']} s"
+    )
+    print_json(document)
+
+
+@bench_app.command("llm")
+def bench_llm(
+    model: BenchModel = "random",
+    batch: Annotated[str, typer.Option(help="Rows side by side, separated by commas.")] = "1,8,32,128",
+    context: Annotated[int, typer.Option(help="Positions in the cache when a run starts.")] = 500,
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
+    choices: Annotated[str, typer.Option(help="Ways to compare, separated by commas; empty: all.")] = "",
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Tokens per second of the speech LM, for each way to run it, with the floor beside it."""
+    from vivace.bench.llm import parse_batches, run
+    from vivace.bench.llm_table import print_table
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        batches=parse_batches(batch),
+        context=context,
+        runs=runs,
+        choices=tuple(choice.strip() for choice in choices.split(",") if choice.strip()),
+    )
+    print_table(document)
+    print_json(document)
+
+
+@bench_app.command("ladder")
+def bench_ladder(
+    model: BenchModel = "mini",
+    tokens: Annotated[
+        str, typer.Option(help="Speech tokens of each phrase; empty: 150,200,230, on a CPU half of that.")
+    ] = "",
+    runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 1,
+    alone: Annotated[bool, typer.Option(help="Also each change alone.")] = True,
+    rungs: Annotated[str, typer.Option(help="Some rungs by name, separated by commas; empty: all.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for JSON, CSV and a report; a second run goes on there."),
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """From the reference's way to the engine, one change at a time, on this machine."""
+    from vivace.bench.ladder import parse_tokens, run
+    from vivace.bench.ladder_table import ladder_progress, print_ladder
+    from vivace.bench.report import ladder_page
+
+    with ladder_progress() as progress:
+        document = run(
+            model,
+            device=device,
+            tokens=parse_tokens(tokens),
+            runs=runs,
+            alone=alone,
+            rungs=tuple(rung.strip() for rung in rungs.split(",") if rung.strip()),
+            out=out,
+            progress=progress,
+        )
+    print_ladder(document)
+    if out is not None:
+        (out / "ladder.html").write_text(ladder_page(document), encoding="utf-8")
+        print_line(f"{out / 'ladder.html'}: open it in a browser")
+    print_json(document)
+
+
+@bench_app.command("throughput")
+def bench_throughput(
+    model: BenchModel = "mini",
+    batch: Annotated[
+        str, typer.Option(help="Sentences side by side, separated by commas.")
+    ] = "1,2,4,8,16,32",
+    seconds: Annotated[float, typer.Option(help="Audio per sentence.")] = 3.0,
+    requests: Annotated[int, typer.Option(help="Sentences of each client.")] = 2,
+    chart: Annotated[
+        Path | None, typer.Option(help="Write sentences per second by batch here (SVG).")
+    ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Sentences per second, latency and waiting by how many are spoken side by side."""
+    from vivace.bench.llm import parse_batches
+    from vivace.bench.throughput import run
+    from vivace.bench.throughput_table import print_throughput, throughput_svg
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        seconds=seconds,
+        batches=parse_batches(batch),
+        requests=requests,
+    )
+    print_throughput(document)
+    if chart is not None:
+        chart.write_text(throughput_svg(document), encoding="utf-8")
+    print_json(document)
+
+
+@bench_app.command("profile")
+def bench_profile(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for timeline.svg and trace.json.")] = Path(
+        "profile"
+    ),
+    model: BenchModel = "mini",
+    seconds: Annotated[float, typer.Option(help="Audio per request.")] = 5.0,
+    batch: Annotated[int, typer.Option(help="Requests side by side under load.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests of each client under load.")] = 2,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Where a request's time goes, as a picture and a Chrome trace; how busy the machine is under load."""
+    from vivace.bench.profile import run
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(
+        model,
+        out=out,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        seconds=seconds,
+        batch=batch,
+        requests=requests,
+    )
+    stages, load = document["stages_ms"], document["load"]
+    print_line(", ".join(f"{lane} {spent:.1f} ms" for lane, spent in stages.items()))
+    print_line(
+        f"no stage ran for {document['gap_ms']:.1f} of {document['wall_ms']:.1f} ms in {document['gaps']} gaps"
+    )
+    print_line(
+        f"{load['batch']} side by side: mean {load['latency_ms_mean']:.0f} ms ({load['latency_growth']} times a lone"
+        f" request), host busy for {load['host_busy_percent_of_one_core']:.0f} % of a core"
+    )
+    print_line(load["advice"] or f"device: {load['device_reason']}")
+    print_line("; ".join(document["files"]))
+    print_json(document)
+
+
+def limits(
+    model: BenchModel = "mini",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also the engine, in percent of the floor.")
+    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """What this machine allows at best with a model: floors of every stage, first audio, throughput."""
+    from vivace.bench.limits import run
+    from vivace.bench.limits_table import print_limits
+    from vivace.checkpoint.model import DTYPES
+
+    document = run(model, device=device, dtype=DTYPES[dtype.value], measure=measure)
+    print_limits(document)
+    print_json(document)

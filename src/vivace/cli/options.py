@@ -1,0 +1,95 @@
+"""What the commands share: their options, an engine, lines of output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vivace.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from vivace.engine import Engine
+
+
+class Precision(StrEnum):
+    """Number formats of the weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Lm(StrEnum):
+    """Language models of an official folder: ``llm.pt`` or ``llm.rl.pt``."""
+
+    base = "base"
+    rl = "rl"
+
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Model folder, or 'mini' for the embedded model.")]
+BenchModel = Annotated[
+    str, typer.Option("--model", "-m", help="Model folder, 'mini', or 'random' (full size, random weights).")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
+Dtype = Annotated[Precision, typer.Option(help="Of speech LM and flow.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="Text tokenizer if not in the model folder: a folder, or the rank file of CosyVoice-300M.",
+    ),
+]
+Variant = Annotated[Lm, typer.Option("--lm", help="Which language model of an official folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
+Consent = Annotated[
+    bool, typer.Option("--consent", help="The speaker of the recording has agreed to the use of the voice.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
+
+
+def open_engine(
+    model: str,
+    device: str,
+    dtype: Precision = Precision.float32,
+    lm: Lm = Lm.base,
+    *,
+    warm_up: bool = True,
+    tokenizer: Path | None = None,
+) -> Engine:
+    """The engine that the options name."""
+    from vivace.checkpoint.model import DTYPES
+    from vivace.engine import Engine
+
+    return Engine.open(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        lm_variant=lm.value,
+        tokenizer=tokenizer,
+        warm_up=warm_up,
+    )
+
+
+def print_line(line: str) -> None:
+    """Standard output, at once: a pipe's reader sees each line when it is said."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One JSON document on one line."""
+    print_line(json.dumps(document, ensure_ascii=False))
+
+
+def check_consent(prompt_audio: Path | None, consent: bool) -> None:
+    """A recording is cloned only with ``--consent``."""
+    if prompt_audio is not None and not consent:
+        raise InvalidRequestError(
+            "cloning a voice needs the consent of its speaker: add --consent once you have it",
+            code="consent_required",
+        )
