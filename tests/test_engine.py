@@ -371,7 +371,7 @@ def test_nan_fails_that_request_only_and_never_looks_complete(engine, ask, stage
     with pytest.raises(SynthesisError):
         next(broken)  # again: it does not end like a stream that succeeded
     assert broken.summary().finish_reason == "error"
-    assert broken._live.request_id not in engine._live
+    assert broken._live.request_id not in engine._loop.live
     np.testing.assert_array_equal(samples_of(healthy), alone)
 
 

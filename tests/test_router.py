@@ -150,7 +150,7 @@ def test_if_one_engine_cannot_open_none_stays_open(monkeypatch, random_model_fol
 
     with pytest.raises(OSError, match="no such device"):
         asyncio.run(main())
-    assert [engine._closed for engine in opened] == [True]
+    assert [engine._loop.is_closed for engine in opened] == [True]
 
 
 def test_open(random_model_folder, tmp_path, voices):
