@@ -22,6 +22,7 @@ from vivace.datatypes import AudioChunk, SamplingParams, SynthesisResult
 from vivace.engine.engine import Engine
 from vivace.engine.loading import load_assets
 from vivace.engine.request import SynthesisRequest
+from vivace.engine.scheduler import Scheduler
 from vivace.errors import InvalidRequestError
 from vivace.random_checkpoint import write_random_checkpoint
 
@@ -46,10 +47,20 @@ class Bench:
     Args:
         model: folder, "mini", or "random".
         seconds: of audio per utterance.
+        scheduler: in place of the engine's own.
+
+    Attributes:
+        loaded_bytes: memory of a CUDA device that the loaded model takes, before the engine adds its own; 0 elsewhere.
     """
 
     def __init__(
-        self, model: str, device: str, dtype: torch.dtype, seconds: float, max_streams: int = 1
+        self,
+        model: str,
+        device: str,
+        dtype: torch.dtype,
+        seconds: float,
+        max_streams: int = 1,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-") if model == RANDOM else None
         started = time.perf_counter()
@@ -58,7 +69,9 @@ class Bench:
             write_random_checkpoint(model, "full")
             started = time.perf_counter()
         self.assets = load_assets(model, device=device, dtype=dtype)
-        self.engine = Engine(self.assets, max_streams=max_streams)
+        target = self.assets.model.device
+        self.loaded_bytes = torch.cuda.memory_allocated(target) if target.type == "cuda" else 0
+        self.engine = Engine(self.assets, scheduler=scheduler, max_streams=max_streams)
         self.engine.warm_up()
         self.start_s = time.perf_counter() - started
         self.set_seconds(seconds)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vivace.cli.options import BenchModel, Device, Dtype, Model, Precision, print_json, print_line
+
+
+class ServingLoop(StrEnum):
+    """When a listener sends its next request."""
+
+    playback = "playback"
+    reply = "reply"
+
 
 bench_app = typer.Typer(help="Benchmarks; the last line of each is one JSON document.", no_args_is_help=True)
 
@@ -129,6 +138,61 @@ def bench_ladder(
     if out is not None:
         (out / "ladder.html").write_text(ladder_page(document), encoding="utf-8")
         print_line(f"{out / 'ladder.html'}: open it in a browser")
+    print_json(document)
+
+
+@bench_app.command("serving")
+def bench_serving(
+    model: BenchModel = "mini",
+    streams: Annotated[str, typer.Option(help="Listeners side by side, separated by commas.")] = "1,2,4,8",
+    rates: Annotated[
+        str, typer.Option(help="Requests per second at random times, separated by commas.")
+    ] = "",
+    offline: Annotated[int, typer.Option(help="So many requests as fast as possible; 0: none.")] = 0,
+    whole: Annotated[bool, typer.Option("--whole", help="Offline: each utterance in one piece.")] = False,
+    loop: Annotated[
+        ServingLoop, typer.Option(help="A listener asks again after playback, or after the last chunk.")
+    ] = ServingLoop.playback,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.")] = 20.0,
+    ramp: Annotated[
+        float | None, typer.Option(help="Seconds of load before it; one utterance's length if not given.")
+    ] = None,
+    utterance_seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
+    max_streams: Annotated[int, typer.Option(help="Of the engine; 0: as many as listeners, if it can.")] = 0,
+    voices: Annotated[int, typer.Option(help="Different stored voices.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the first request.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture here (SVG).")] = None,
+    device: Device = "cpu",
+    dtype: Dtype = Precision.float32,
+) -> None:
+    """Many listeners at once: first audio, underruns, audio seconds per second, by how many there are."""
+    from vivace.bench.serving import Settings, run
+    from vivace.bench.serving_table import line_of, parse_numbers, print_serving, serving_svg
+    from vivace.checkpoint.model import DTYPES
+
+    settings = Settings(
+        streams=tuple(int(count) for count in parse_numbers(streams, "streams", is_whole=True)),
+        rates=parse_numbers(rates, "rates"),
+        offline=offline,
+        whole=whole,
+        loop=loop.value,
+        seconds=seconds,
+        ramp_s=ramp,
+        utterance_seconds=utterance_seconds,
+        max_streams=max_streams,
+        voices=voices,
+        seed=seed,
+    )
+    document = run(
+        model,
+        device=device,
+        dtype=DTYPES[dtype.value],
+        settings=settings,
+        progress=lambda point: print_line(line_of(point)),
+    )
+    print_serving(document)
+    if plot is not None:
+        plot.write_text(serving_svg(document), encoding="utf-8")
     print_json(document)
 
 

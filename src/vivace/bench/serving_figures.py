@@ -1,0 +1,109 @@
+"""What the listeners of a window met, from the records of their requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from vivace.bench.serving_player import Record, Window, play
+from vivace.bench.single import percentile
+from vivace.errors import OverloadedError
+
+
+def figures(records: Sequence[Record], window: Window, now_s: float) -> dict[str, Any]:
+    """Figures of a window, under the names of the benchmark rows. ``now_s`` is when the load ended.
+
+    A request that has no first audio yet counts with the time it has waited so far, so that overload does not look
+    like speed. Requests that failed are counted by their code, and have no part in the percentiles.
+    """
+    mine = [record for record in records if window.holds(record.submitted_s)]
+    errors = Counter(record.error for record in mine if record.error is not None)
+    return {
+        "seconds": round(window.seconds, 3),
+        "requests": len(mine),
+        "requests_per_second": round(len(mine) / window.seconds, 3),
+        "refused": errors.pop(OverloadedError.default_code, 0),
+        "failed": dict(errors),
+        **_first_audio(mine, now_s),
+        **_playback(records, window),
+        "audio_seconds_per_second": round(_audio_s(records, window) / window.seconds, 3),
+        "latency_ms_p50": _latency(records, window, 50),
+        "latency_ms_p99": _latency(records, window, 99),
+        "delivery_ms_p50": _delivery(records, window, 50),
+        "delivery_ms_p99": _delivery(records, window, 99),
+    }
+
+
+def _first_audio(mine: Sequence[Record], now_s: float) -> dict[str, Any]:
+    waits = []
+    unanswered = 0
+    for record in mine:
+        if record.error is not None:
+            continue
+        unanswered += record.first_s is None
+        waits.append(((record.first_s or now_s) - record.submitted_s) * 1e3)
+    waits.sort()
+    return {
+        "unanswered": unanswered,
+        "ttfb_ms_p50": _at(waits, 50),
+        "ttfb_ms_p90": _at(waits, 90),
+        "ttfb_ms_p99": _at(waits, 99),
+        "ttfb_ms_max": _at(waits, 100),
+    }
+
+
+def _playback(records: Sequence[Record], window: Window) -> dict[str, Any]:
+    played_s = underrun_s = longest_s = 0.0
+    underruns = heard = broken = 0
+    for record in records:
+        playback = play(record.arrivals, window.end_s, is_open=record.is_open)
+        if playback is None or not window.overlap_s(playback.start_s, playback.end_s):
+            continue
+        lengths = [length for gap in playback.gaps if (length := window.overlap_s(*gap))]
+        heard += 1
+        broken += bool(lengths)
+        underruns += len(lengths)
+        underrun_s += sum(lengths)
+        longest_s = max(longest_s, *lengths, 0.0)
+        played_s += window.overlap_s(playback.start_s, playback.end_s)
+    return {
+        "streams_heard": heard,
+        "streams_in_real_time": heard - broken,
+        "playing_mean": round(played_s / window.seconds, 2),
+        "underruns": underruns,
+        "underrun_ms_total": round(underrun_s * 1e3, 1),
+        "underrun_ms_max": round(longest_s * 1e3, 1),
+    }
+
+
+def _audio_s(records: Sequence[Record], window: Window) -> float:
+    """Audio that came inside the window."""
+    chunks = chain.from_iterable(record.arrivals for record in records)
+    return sum(audio_s for arrived_s, audio_s in chunks if window.holds(arrived_s))
+
+
+def _latency(records: Sequence[Record], window: Window, percent: int) -> float | None:
+    """From submission to the last chunk, of requests that ended inside the window."""
+    ended = [
+        (record.ended_s - record.submitted_s) * 1e3
+        for record in records
+        if record.ended_s is not None and window.holds(record.ended_s)
+    ]
+    return _at(sorted(ended), percent)
+
+
+def _delivery(records: Sequence[Record], window: Window, percent: int) -> float | None:
+    """From the engine's own note of a chunk to its consumer."""
+    delays = [
+        delay
+        for record in records
+        for (arrived_s, _), delay in zip(record.arrivals, record.delivery_ms, strict=True)
+        if window.holds(arrived_s)
+    ]
+    return _at(sorted(delays), percent)
+
+
+def _at(ordered: list[float], percent: int) -> float | None:
+    return round(percentile(ordered, percent), 2) if ordered else None
