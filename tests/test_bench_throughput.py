@@ -17,7 +17,7 @@ from vivace.errors import InvalidRequestError
 
 @pytest.fixture(scope="module")
 def bench(random_model_folder):
-    opened = Bench(str(random_model_folder), "cpu", torch.float32, 1.0)
+    opened = Bench(str(random_model_folder), "cpu", torch.float32, 1.0, 4)
     yield opened
     opened.close()
 

@@ -45,6 +45,21 @@ Tokenizer = Annotated[
     ),
 ]
 Variant = Annotated[Lm, typer.Option("--lm", help="Which language model of an official folder.")]
+MaxStreams = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=256,
+        help="Streams that run at once on one engine; twice as many wait. By default 64.",
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic/--no-deterministic",
+        help="On a GPU: the same request gives the same bytes in any company, at a price. A CPU always does.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 Consent = Annotated[
     bool, typer.Option("--consent", help="The speaker of the recording has agreed to the use of the voice.")
@@ -60,6 +75,7 @@ def open_engine(
     *,
     warm_up: bool = True,
     tokenizer: Path | None = None,
+    deterministic: bool = False,
 ) -> Engine:
     """The engine that the options name."""
     from vivace.checkpoint.model import DTYPES
@@ -72,6 +88,7 @@ def open_engine(
         lm_variant=lm.value,
         tokenizer=tokenizer,
         warm_up=warm_up,
+        deterministic=deterministic,
     )
 
 

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from vivace.cli.options import Device, Dtype, Lm, Model, Precision, Variant, print_line
+from vivace.cli.options import (
+    Deterministic,
+    Device,
+    Dtype,
+    Lm,
+    MaxStreams,
+    Model,
+    Precision,
+    Variant,
+    print_line,
+)
 
 
 def serve(
@@ -18,6 +28,8 @@ def serve(
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
+    max_streams: MaxStreams = None,
+    deterministic: Deterministic = False,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with API keys, one a line (or VIVACE_API_KEYS).")
     ] = None,
@@ -66,5 +78,12 @@ def serve(
         from vivace.server.child import EngineSettings
         from vivace.server.run import open_service, run
 
-        settings = EngineSettings(model, device=device, dtype=dtype.value, lm_variant=lm.value)
+        settings = EngineSettings(
+            model,
+            device=device,
+            dtype=dtype.value,
+            lm_variant=lm.value,
+            max_streams=max_streams,
+            deterministic=deterministic,
+        )
         run(lambda: open_service(settings, watermark), fit_to_open_files(config), listener, print_line, home)

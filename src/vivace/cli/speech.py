@@ -14,6 +14,7 @@ import typer
 from vivace.cli.options import (
     AsJson,
     Consent,
+    Deterministic,
     Device,
     Dtype,
     Lm,
@@ -55,6 +56,7 @@ def say(
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
     tokenizer: Tokenizer = None,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Speak: text in, an audio file out, written while it is made."""
@@ -65,7 +67,9 @@ def say(
     check_target(out)
     _check_one_voice(voice, prompt_audio, prompt_text)
     check_consent(prompt_audio, consent)
-    with open_engine(model, device, dtype, lm, warm_up=False, tokenizer=tokenizer) as engine:
+    with open_engine(
+        model, device, dtype, lm, warm_up=False, tokenizer=tokenizer, deterministic=deterministic
+    ) as engine:
         chosen: str | Voice | None = voice
         if prompt_audio is not None:
             chosen = engine.make_voice(prompt_audio, prompt_text, consent=consent)

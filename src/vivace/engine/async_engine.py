@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vivace.voice import Voice, VoiceRegistry
 
 
+MANY_STREAMS = 64
+"""Streams of a device that serves many callers, where nobody says how many."""
+
 STALL_S = 60.0
 """How long a paused stream's consumer may take nothing before its request ends with ``consumer_stalled``."""
 
@@ -61,10 +64,12 @@ class AsyncEngine:
         voices_folder: Path | None = None,
         limits: Limits | None = None,
         warm_up: bool = True,
-        max_streams: int = 64,
+        max_streams: int | None = None,
         deterministic: bool = False,
     ) -> AsyncEngine:
-        """As ``Engine.open``, without holding up the event loop."""
+        """As ``Engine.open``, without holding up the event loop. On a GPU ``MANY_STREAMS`` run at once by default."""
+        if max_streams is None and torch.device(device).type != "cpu":
+            max_streams = MANY_STREAMS
         engine = await asyncio.to_thread(
             Engine.open,
             model,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ import torch
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, SynthesisResult
-from vivace.engine.device_stages import DeviceStages
+from vivace.engine.device_stages import QUEUE_PER_ROW, DeviceStages
 from vivace.engine.intake import Intake
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.loop import EngineLoop
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 MOST_STREAMS = BUCKETS[-1]
 """Rows of the largest launch of the speech LM."""
 
+FEW_STREAMS = 8
+"""Streams of a device where nobody says how many: quick to warm up."""
+
 
 class Engine:
     """Speaks. Made by ``Engine.open``; ``close`` (or ``with``) ends everything that runs.
@@ -51,7 +55,8 @@ class Engine:
         assets: model, tokenizer, voices.
         scheduler: turn order and queue length.
         vocoder_noise: replaces the vocoder's own noise, for comparison with recorded audio.
-        max_streams: requests that a CUDA device serves at once.
+        max_streams: requests that run at once; twice as many may wait. None: ``FEW_STREAMS`` on a CUDA device;
+            elsewhere as many as the scheduler takes.
         deterministic: on a CUDA device, the same samples in any company, at a price (``docs/architecture.md``).
     """
 
@@ -61,21 +66,25 @@ class Engine:
         *,
         scheduler: Scheduler | None = None,
         vocoder_noise: NoiseSource | None = None,
-        max_streams: int = 8,
+        max_streams: int | None = None,
         deterministic: bool = False,
     ) -> None:
         self._assets = assets
         self._config = assets.model.config
         self._scheduler = Scheduler() if scheduler is None else scheduler  # an empty one is false
-        if not 1 <= max_streams <= MOST_STREAMS:
+        if max_streams is not None and not 1 <= max_streams <= MOST_STREAMS:
             raise InvalidRequestError(
                 f"max_streams must lie between 1 and {MOST_STREAMS}", param="max_streams"
             )
         device = None
         if vocoder_noise is None:
-            device = DeviceStages.open(assets.model, assets.limits, max_streams, deterministic=deterministic)
+            streams = max_streams or FEW_STREAMS
+            device = DeviceStages.open(assets.model, assets.limits, streams, deterministic=deterministic)
         self._stages = Stages(assets.model, assets.limits, vocoder_noise, device)
-        self._scheduler.use(self._stages.capacity)
+        capacity = self._stages.capacity
+        if device is None and max_streams is not None:
+            capacity = replace(capacity, running=max_streams, queue=QUEUE_PER_ROW * max_streams)
+        self._scheduler.use(capacity)
         self._loop = EngineLoop(self._stages, self._scheduler)
         self._intake = Intake(assets, self._stages, self._loop)
 
@@ -91,7 +100,7 @@ class Engine:
         limits: Limits | None = None,
         tokenizer: Path | None = None,
         warm_up: bool = True,
-        max_streams: int = 8,
+        max_streams: int | None = None,
         deterministic: bool = False,
     ) -> Engine:
         """Loads a model folder (official layout or our own format) and its voices.
@@ -104,11 +113,14 @@ class Engine:
             tokenizer: where to take the text tokenizer from instead of the model folder: a folder with Qwen2's
                 files, or the rank file that CosyVoice-300M needs and does not bring.
             warm_up: run a few tokens through every stage, so that the first request is as fast as the second.
-            max_streams: requests that a CUDA device serves at once; more take longer to warm up.
-            deterministic: on a CUDA device, the same request gives the same samples in any company. Slow in company.
+            max_streams: requests that run at once, 1 to 256; twice as many may wait. On a CUDA device more take longer
+                to warm up; None takes ``FEW_STREAMS`` there, and 64 without a queue on a CPU.
+            deterministic: on a CUDA device, the same request gives the same samples in any company. Slow in company
+                (``docs/architecture.md`` has the price); on a CPU it is always so.
 
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
+            InvalidRequestError: ``max_streams`` is out of range.
         """
         assets = load_assets(
             model,

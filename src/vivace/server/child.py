@@ -39,7 +39,7 @@ class EngineSettings:
     lm_variant: LMVariant = "base"
     voices_folder: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    max_streams: int = 64
+    max_streams: int | None = None
     deterministic: bool = False
 
     @property

@@ -1,0 +1,122 @@
+"""What the options of ``vivace serve`` and ``vivace say`` become."""
+
+import pytest
+from typer.testing import CliRunner
+
+import vivace.server.run
+from tests.helpers import noise_voice
+from vivace import Engine, InvalidRequestError, OverloadedError, SamplingParams, SynthesisRequest
+from vivace.cli import app
+from vivace.engine import engine as engine_module
+from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
+from vivace.engine.device_stages import QUEUE_PER_ROW
+from vivace.engine.engine import MOST_STREAMS
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The settings with which the server would have opened its engine."""
+    seen = []
+
+    def open_service(settings, watermark):
+        seen.append(settings)
+
+    def run(open_service, *_):
+        open_service()
+
+    monkeypatch.setattr(vivace.server.run, "open_service", open_service)
+    monkeypatch.setattr(vivace.server.run, "run", run)
+
+    def serve(*options):
+        seen.clear()
+        result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+        if result.exit_code:
+            raise result.exception
+        return seen[0]
+
+    return serve
+
+
+def test_streams_and_determinism_reach_the_engine(served):
+    settings = served("--max-streams", "12", "--deterministic")
+    assert (settings.max_streams, settings.deterministic) == (12, True)
+    settings = served()
+    assert (settings.max_streams, settings.deterministic) == (None, False)
+    assert served("--no-deterministic").deterministic is False
+
+
+@pytest.mark.parametrize("number", [0, MOST_STREAMS + 1])
+def test_more_streams_than_an_engine_has_are_refused_by_the_command_too(number):
+    result = CliRunner().invoke(app, ["serve", "--max-streams", str(number)])
+    assert result.exit_code == 2
+    assert "--max-streams" in result.output
+
+
+def test_streams_that_run_at_once_on_a_cpu(random_model_folder, tmp_path):
+    """As many as asked for, twice as many wait, one more is refused."""
+    with Engine.open(random_model_folder, voices_folder=tmp_path, max_streams=2, warm_up=False) as engine:
+        voice = noise_voice(engine._config)
+        asked = SynthesisRequest("Hi.", voice=voice, sampling=SamplingParams(seed=1))
+        for _ in range(2 * (1 + QUEUE_PER_ROW)):
+            engine.submit(asked)
+        assert engine.gauges()["queue_length"] == 2 * QUEUE_PER_ROW
+        with pytest.raises(OverloadedError):
+            engine.submit(asked)
+
+
+@pytest.mark.parametrize(
+    ("opened", "device", "given", "streams"),
+    [
+        (Engine, "cuda", None, engine_module.FEW_STREAMS),
+        (Engine, "cuda", 100, 100),
+        (AsyncEngine, "cuda", None, MANY_STREAMS),
+        (AsyncEngine, "cuda:1", 3, 3),
+    ],
+)
+def test_streams_of_a_device(monkeypatch, random_model_folder, tmp_path, opened, device, given, streams):
+    import asyncio
+
+    asked = []
+
+    def open_stages(model, limits, max_streams, *, deterministic):
+        asked.append((max_streams, deterministic))
+
+    load = engine_module.load_assets
+    monkeypatch.setattr(
+        engine_module, "load_assets", lambda model, *, device, **rest: load(model, device="cpu", **rest)
+    )
+    monkeypatch.setattr(engine_module.DeviceStages, "open", open_stages)
+    options = {"device": device, "voices_folder": tmp_path, "warm_up": False}
+    if opened is Engine:
+        Engine.open(random_model_folder, max_streams=given, deterministic=True, **options).close()
+    else:
+
+        async def main():
+            async with await AsyncEngine.open(
+                random_model_folder, max_streams=given, deterministic=True, **options
+            ):
+                pass
+
+        asyncio.run(main())
+    assert asked == [(streams, True)]
+
+
+def test_say_can_be_deterministic(monkeypatch, random_model_folder, tmp_path):
+    seen = []
+    original = Engine.open.__func__
+
+    def open_engine(cls, *arguments, **options):
+        seen.append(options["deterministic"])
+        return original(cls, *arguments, voices_folder=tmp_path, **options)
+
+    monkeypatch.setattr(Engine, "open", classmethod(open_engine))
+    for options in ((), ("--deterministic",)):
+        arguments = ["say", "Hi.", "-m", str(random_model_folder), "--voice", "noise", "-o"]
+        result = CliRunner().invoke(app, [*arguments, str(tmp_path / "out.wav"), *options])
+        assert result.exit_code in (0, 1)  # random weights may stay silent
+    assert seen == [False, True]
+
+
+def test_an_engine_refuses_numbers_out_of_range(random_model_folder):
+    with pytest.raises(InvalidRequestError, match="between 1 and"):
+        Engine.open(random_model_folder, max_streams=MOST_STREAMS + 1)
