@@ -1,4 +1,4 @@
-"""How busy a GPU is, through NVIDIA's management library where its Python binding is installed."""
+"""How busy a GPU is, through NVIDIA's management library: its Python binding, or the driver's own file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
+
+from vivace.bench.nvml import Nvml
 
 INTERVAL_S = 0.05
 IDLE_PERCENT, FULL_PERCENT = 60.0, 90.0
@@ -38,6 +40,14 @@ def advice(busy_percent: float, latency_growth: float) -> str:
     return "the batch suits the device"
 
 
+def _installed() -> Any:
+    """The binding, or the library itself. Raises OSError where there is neither."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return Nvml()
+
+
 class DeviceSampler:
     """Looks at the device twenty times a second inside its ``with`` block.
 
@@ -60,11 +70,11 @@ class DeviceSampler:
     def _open(self, device: torch.device) -> None:
         try:
             if self._library is None:
-                self._library = importlib.import_module("pynvml")
+                self._library = _installed()
             self._library.nvmlInit()
             self._handle = self._find(device)
-        except ImportError:
-            self.reason = "pynvml is not installed (pip install nvidia-ml-py)"
+        except OSError:
+            self.reason = "NVML is not installed (it comes with the driver; pip install nvidia-ml-py)"
         except Exception as error:  # a driver's own kinds of error
             self.reason = f"NVML does not answer: {error}"
 
