@@ -486,8 +486,9 @@ def test_near_silence_is_decoded_again(engine, ask, hush, mode):
 def test_near_silence_every_time_is_an_error(engine, ask, hush):
     seen = hush(100)
     stream = engine.stream(ask(BRIEF))
-    with pytest.raises(SynthesisError, match="near silence"):
+    with pytest.raises(SynthesisError, match="near silence") as raised:
         stream.collect()
+    assert raised.value.code == "no_speech"
     assert len(seen) == 4
     assert stream.summary().num_speech_tokens == 0
 

@@ -117,6 +117,7 @@ class CancelledRequestError(VivaceError):
 
 
 class SynthesisError(VivaceError):
-    """One request failed inside a stage: non-finite values, or the model made no speech."""
+    """One request failed inside a stage: codes ``synthesis_failed`` (non-finite values, a fault of ours) and
+    ``no_speech`` (the model made none, or near silence, whatever was drawn; another seed may do better)."""
 
     default_code = "synthesis_failed"

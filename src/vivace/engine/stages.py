@@ -376,6 +376,6 @@ def _try_again(live: LiveRequest, fault: str) -> None:
     assert live.segment_input is not None
     live.attempt += 1
     if live.attempt >= MAX_ATTEMPTS or not live.segment_input.is_all_known:
-        raise SynthesisError(f"the model {fault}; reword it or change the seed")
+        raise SynthesisError(f"the model {fault}; reword it or change the seed", code="no_speech")
     live.segment_input = live.segment_input.as_known()
     live.drop_segment()

@@ -83,15 +83,8 @@ def make_voice(
     name, prompt_text = check_voice_name(name), check_prompt_text(prompt_text)
     samples, rate_hz = decode_audio(prompt_audio, limits)
     samples_16k = resample(samples, rate_hz, ENCODER_RATE_HZ)
-    hop, flow = config.vocoder.hop_samples, config.flow
-    mel = mel_spectrogram(
-        resample(samples, rate_hz, config.sample_rate_hz),
-        rate_hz=config.sample_rate_hz,
-        n_fft=4 * hop,
-        hop=hop,
-        num_mels=flow.output_size,
-        fmax_hz=config.mel_fmax_hz,
-    )
+    flow = config.flow
+    mel = model_mel(resample(samples, rate_hz, config.sample_rate_hz), config)
     tokens = np.asarray(speech_tokenizer.encode(samples_16k), np.int32).reshape(-1)
     num_tokens = min(flow.num_tokens(len(mel)), len(tokens))
     if num_tokens == 0:
@@ -102,6 +95,23 @@ def make_voice(
     voice = Voice(name, prompt_text, tokens[:num_tokens], mel, embedding, meta)
     voice.check_fits(config)
     return voice
+
+
+def model_mel(samples: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    """Samples ``[n]`` at the model's rate as the mel ``[frames, 80]`` that its flow makes.
+
+    Args:
+        samples: at least four frames of them.
+    """
+    hop = config.vocoder.hop_samples
+    return mel_spectrogram(
+        samples,
+        rate_hz=config.sample_rate_hz,
+        n_fft=4 * hop,
+        hop=hop,
+        num_mels=config.flow.output_size,
+        fmax_hz=config.mel_fmax_hz,
+    )
 
 
 def from_spk2info(
