@@ -493,6 +493,16 @@ def test_near_silence_every_time_is_an_error(engine, ask, hush):
     assert stream.summary().num_speech_tokens == 0
 
 
+def test_near_silence_is_told_from_finished_audio(engine, voice):
+    rate_hz = engine.sample_rate_hz
+    tone = np.sin(2 * np.pi * 440 * np.arange(rate_hz) / rate_hz).astype(np.float32)
+    assert engine.is_near_silent(np.zeros(0, np.float32), voice)
+    assert engine.is_near_silent(1e-4 * tone, voice)
+    assert not engine.is_near_silent(1e-2 * tone, voice)
+    loud_at_the_end = np.concatenate([np.zeros(rate_hz, np.float32), 0.1 * tone[: rate_hz // 10]])
+    assert not engine.is_near_silent(loud_at_the_end, voice)
+
+
 def test_near_silence_of_given_tokens_is_rendered(engine, voice, hush):
     """Voice conversion says what its source says; there is nothing to draw again."""
     seen = hush(100)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
     from vivace.checkpoint import LMVariant
     from vivace.config import Limits
+    from vivace.datatypes import Samples
     from vivace.voice import Voice, VoiceRegistry
 
 
@@ -105,6 +106,11 @@ class AsyncEngine:
         return self._engine.num_running
 
     @property
+    def streams_at_once(self) -> int:
+        """As ``Engine.streams_at_once``."""
+        return self._engine.streams_at_once
+
+    @property
     def is_running(self) -> bool:
         """False after ``close``, and after a fault of the loop itself."""
         return self._thread.is_alive()
@@ -145,6 +151,10 @@ class AsyncEngine:
         return await asyncio.to_thread(
             self._engine.make_voice, prompt_audio, prompt_text, name=name, consent=consent
         )
+
+    def is_near_silent(self, samples: Samples, voice: str | Voice | None = None) -> bool:
+        """As ``Engine.is_near_silent``."""
+        return self._engine.is_near_silent(samples, voice)
 
     def ask_for_sign(self, answer: Callable[[], object]) -> None:
         """As ``Engine.ask_for_sign``."""

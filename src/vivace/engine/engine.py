@@ -29,6 +29,7 @@ from vivace.engine.loop import EngineLoop
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.results import SpeechStream
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.silence import is_audio_near_silent
 from vivace.engine.stages import Stages
 from vivace.errors import InvalidRequestError, SynthesisError
 from vivace.models.lm_paged import BUCKETS
@@ -36,6 +37,7 @@ from vivace.models.lm_paged import BUCKETS
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
     from vivace.checkpoint import LMVariant
+    from vivace.datatypes import Samples
     from vivace.engine.live import LiveRequest
     from vivace.engine.trace import Trace
     from vivace.models.source import NoiseSource
@@ -161,6 +163,11 @@ class Engine:
         """Requests that hold state at this moment."""
         return len(self._loop.live)
 
+    @property
+    def streams_at_once(self) -> int:
+        """Requests that a step serves together: 1 on a CPU, where more of them end no sooner than one by one."""
+        return self._scheduler.capacity.running if self._stages.is_paged else 1
+
     def gauges(self) -> dict[str, float]:
         """Figures for a server's metrics, by their names there."""
         requests, limit = self._scheduler.requests, self._scheduler.limit
@@ -236,6 +243,10 @@ class Engine:
         """
         self._loop.check_open()
         return self._assets.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
+
+    def is_near_silent(self, samples: Samples, voice: str | Voice | None = None) -> bool:
+        """Whether audio of ``voice`` never rises above the level at which a segment counts as not spoken."""
+        return is_audio_near_silent(samples, self._assets.find_voice(voice), self._config)
 
     def close(self) -> None:
         """Cancels everything and refuses new requests."""

@@ -11,31 +11,23 @@ clearly more to do than another. A request stays where it began.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vivace.engine.async_engine import AsyncEngine
+from vivace.engine.routing import choose_engine, merge_gauges
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
     from vivace.audio.decode import AudioSource
-    from vivace.datatypes import SynthesisResult
+    from vivace.datatypes import Samples, SynthesisResult
     from vivace.engine.async_stream import AsyncSpeechStream
     from vivace.engine.request import SynthesisRequest
     from vivace.voice import Voice, VoiceRegistry
-
-SLACK_STREAMS = 2
-SLACK_SHARE = 4
-"""A voice's own engine is kept while it has no more streams than the least busy one and the larger of two and a
-quarter of them."""
-
-_LARGEST = ("step_seconds_p99",)
-_MEAN = ("engine_busy_ratio",)
 
 
 class EngineRouter:
@@ -86,6 +78,11 @@ class EngineRouter:
         return sum(engine.num_running for engine in self._engines)
 
     @property
+    def streams_at_once(self) -> int:
+        """Of all engines together."""
+        return sum(engine.streams_at_once for engine in self._engines)
+
+    @property
     def is_running(self) -> bool:
         """Whether any engine takes requests."""
         return any(engine.is_running for engine in self._engines)
@@ -119,15 +116,13 @@ class EngineRouter:
         engine = self._engines[min(self._usable(), key=self._load)]
         return await engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
 
+    def is_near_silent(self, samples: Samples, voice: str | Voice | None = None) -> bool:
+        """As ``Engine.is_near_silent``; all engines have the same model."""
+        return self._engines[0].is_near_silent(samples, voice)
+
     def choose(self, voice: str | Voice | None) -> int:
         """Which engine a request with this voice goes to now."""
-        usable = self._usable()
-        loads = {index: self._load(index) for index in usable}
-        least = min(loads.values())
-        most = least + max(SLACK_STREAMS, least // SLACK_SHARE)
-        name = voice if isinstance(voice, str) else getattr(voice, "name", "")
-        near = [index for index in usable if loads[index] <= most]
-        return max(near, key=lambda index: _affinity(name, index))
+        return choose_engine(voice, {index: self._load(index) for index in self._usable()})
 
     def ask_for_sign(self, answer: Callable[[], object]) -> None:
         """Calls ``answer`` once every engine that runs has ended its step."""
@@ -146,11 +141,7 @@ class EngineRouter:
 
     def gauges(self) -> dict[str, float]:
         """Figures of all engines together: sums; of the busy ratio the mean, of latencies the largest."""
-        merged: dict[str, list[float]] = {}
-        for engine in self._engines:
-            for name, value in engine.gauges().items():
-                merged.setdefault(name, []).append(value)
-        return {name: _merge(name, values) for name, values in merged.items()}
+        return merge_gauges(engine.gauges() for engine in self._engines)
 
     async def close(self) -> None:
         """Closes all engines."""
@@ -168,14 +159,3 @@ class EngineRouter:
     def _keep(self, index: int, stream: AsyncSpeechStream) -> AsyncSpeechStream:
         self._streams[index].add(stream)
         return stream
-
-
-def _affinity(name: str, index: int) -> bytes:
-    """The same for a name and an engine at all times, and independent between engines: the highest wins."""
-    return hashlib.blake2b(f"{index} {name}".encode(), digest_size=8).digest()
-
-
-def _merge(name: str, values: list[float]) -> float:
-    if name in _LARGEST:
-        return max(values)
-    return sum(values) / len(values) if name in _MEAN else sum(values)

@@ -10,9 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
+from vivace.voice.prompt import model_mel
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vivace.config import ModelConfig
+    from vivace.datatypes import Samples
     from vivace.voice import Voice
 
 SILENT_LOG_MEL = -4.0
@@ -31,3 +38,11 @@ def is_near_silent(mel: Tensor, voice: Voice) -> bool:
     if voice.mel.size:
         limit = min(limit, float(voice.mel.max()) - BELOW_PROMPT)
     return mel.numel() == 0 or float(mel.max()) < limit
+
+
+def is_audio_near_silent(samples: Samples, voice: Voice, config: ModelConfig) -> bool:
+    """The same of finished audio ``[n]`` at the model's rate, by the mel that it has."""
+    missing = 4 * config.vocoder.hop_samples - len(samples)
+    if missing > 0:
+        samples = np.pad(samples, (0, missing))
+    return is_near_silent(torch.from_numpy(model_mel(samples, config)), voice)
