@@ -3,9 +3,10 @@
     python -m benchmarks.compare_reference --repo ~/CosyVoice [--reference-python ~/cosyvoice-env/bin/python]
 
 ``--repo`` is your own checkout of FunAudioLLM/CosyVoice, ``--reference-python`` the interpreter of an environment with
-what it needs. Without ``--model`` a full-size folder with random weights is made. End-of-sequence tokens are held back
-until the number of tokens asked for is there, on both sides, so that both do the same work. Each implementation runs in
-a process of its own, one after the other. The last line is one JSON document.
+what it needs. Without ``--model`` a full-size folder with random weights is made, of the ``--generation`` asked for.
+End-of-sequence tokens are held back until the number of tokens asked for is there, on both sides, so that both do the
+same work. Each implementation runs in a process of its own, one after the other. What is measured is printed as it
+comes; the last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,17 @@ from typing import Any
 import torch
 
 from vivace.bench.single import TEXT, run
+from vivace.checkpoint import find_paths, load_config
+from vivace.config import ModelConfig
+from vivace.errors import ModelFolderError
 from vivace.random_checkpoint import write_random_checkpoint
-from vivace.text.tokenizer import TextTokenizer
+from vivace.text.styles import open_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ("ttfb_ms_p50", "rtf", "tps", "audio_seconds", "peak_memory_bytes")
 KEPT = (*FIGURES, "ttfb_ms_p99", "precision", "model", "torch", "hardware", "start_s")
+MOST_PER_TEXT_TOKEN = 20
+"""Speech tokens per text token at which the reference ends an utterance."""
 
 
 def main() -> None:
@@ -41,24 +48,26 @@ def main() -> None:
         return
     end = time.monotonic() + options.limit_seconds
     with _model_folder(options) as folder:
+        config = load_config(folder)
+        command = reference_command(options, folder, config)
         half = (end - time.monotonic()) / 2
-        ours = run_side(_vivace_command(options, folder), dict(os.environ), half)
-        _show("vivace", ours)
-        command = reference_command(options, folder)
+        ours = run_side(_vivace_command(options, folder), dict(os.environ), half, _shown("vivace"))
         environment = reference_environment(options.reference_python)
-        references = run_side(command, environment, end - time.monotonic())
-        _show("reference", references)
+        references = run_side(command, environment, end - time.monotonic(), _shown("reference"))
     if not ours or not references:
         raise SystemExit("one side measured nothing: no ratios")
     for figures in references:
         better = ratios(figures, ours[0])
         print("ratio to", figures["precision"], *(f"{key} {value}" for key, value in better.items()))
-    print(json.dumps(_document(options, references, ours[0])))
+    print(json.dumps(_document(options, config, references, ours[0])))
 
 
-def _show(side: str, documents: list[dict[str, Any]]) -> None:
-    for figures in documents:
-        print(f"{side}, {figures['precision']}:", *(f"{key} {figures[key]}" for key in FIGURES), flush=True)
+def _shown(side: str) -> Callable[[dict[str, Any]], None]:
+    def show(figures: dict[str, Any]) -> None:
+        measured = (f"{key} {figures[key]}" for key in FIGURES)
+        print(f"{side}, {figures['precision']}, {figures['runs']} runs:", *measured, flush=True)
+
+    return show
 
 
 def _options() -> argparse.Namespace:
@@ -74,7 +83,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, help="official model folder; default: random weights at full size"
     )
-    parser.add_argument("--tokens", type=int, default=250, help="speech tokens per utterance")
+    parser.add_argument(
+        "--generation",
+        type=int,
+        choices=(1, 2, 3),
+        default=3,
+        help="of the random weights; 1: CosyVoice-300M",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of speech per utterance")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of Vivace")
@@ -93,19 +109,39 @@ def _model_folder(options: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         path = Path(folder) / "random"
-        write_random_checkpoint(path, "full")
+        write_random_checkpoint(path, "full", generation=options.generation)
         yield path
 
 
 def _vivace_command(options: argparse.Namespace, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.compare_reference", "--side", "vivace"]
     command += ["--repo", str(options.repo), "--model", str(folder), "--device", options.device]
-    return [*command, "--tokens", str(options.tokens), "--runs", str(options.runs), "--dtype", options.dtype]
+    return [
+        *command,
+        "--seconds",
+        str(options.seconds),
+        "--runs",
+        str(options.runs),
+        "--dtype",
+        options.dtype,
+    ]
 
 
-def reference_command(options: argparse.Namespace, folder: Path) -> list[str]:
-    """How the other side is started; it reads as many text tokens as Vivace."""
-    text_tokens = len(TextTokenizer.from_folder(folder / "CosyVoice-BlankEN").encode(TEXT))
+def reference_command(options: argparse.Namespace, folder: Path, config: ModelConfig) -> list[str]:
+    """How the other side is started; it reads as many text tokens as Vivace.
+
+    Raises:
+        ModelFolderError: the folder has no tokenizer.
+        SystemExit: the reference would not speak for so long.
+    """
+    paths, missing = find_paths(folder, config)
+    if paths.tokenizer is None:
+        raise ModelFolderError(missing["tokenizer"])
+    text_tokens = len(open_tokenizer(paths.tokenizer, config).encode(TEXT))
+    tokens = round(options.seconds * config.token_rate_hz)
+    if tokens >= text_tokens * MOST_PER_TEXT_TOKEN:
+        longest = (text_tokens * MOST_PER_TEXT_TOKEN - 1) / config.token_rate_hz
+        raise SystemExit(f"the reference ends a text of this length before: --seconds {longest} is the most")
     matcha = options.matcha or options.repo / "third_party" / "Matcha-TTS"
     command = [options.reference_python or sys.executable, "-m", "benchmarks.reference_side"]
     command += [
@@ -116,7 +152,7 @@ def reference_command(options: argparse.Namespace, folder: Path) -> list[str]:
         "--model",
         str(folder),
     ]
-    command += ["--device", options.device, "--tokens", str(options.tokens), "--runs", str(options.runs)]
+    command += ["--device", options.device, "--tokens", str(tokens), "--runs", str(options.runs)]
     command += ["--text-tokens", str(text_tokens), "--precision", "float32"]
     return [*command, "--precision", "float16"] if options.reference_fp16 else command
 
@@ -126,19 +162,41 @@ def reference_environment(python: str | None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if python is None or name != "PYTHONPATH"}
 
 
-def run_side(command: list[str], environment: dict[str, str], limit_seconds: float) -> list[dict[str, Any]]:
-    """The last document of each precision that the process printed, whether or not it came to its end."""
+def run_side(
+    command: list[str],
+    environment: dict[str, str],
+    limit_seconds: float,
+    on_document: Callable[[dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """The last document of each precision that the process printed, whether or not it came to its end.
+
+    Args:
+        on_document: called with every document as it comes.
+    """
+    documents: dict[str, dict[str, Any]] = {}
+    late = threading.Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
-        try:
-            printed, _ = process.communicate(timeout=max(0.0, limit_seconds))
-        except subprocess.TimeoutExpired:
+        assert process.stdout is not None
+
+        def end() -> None:
+            late.set()
             process.kill()
-            printed, _ = process.communicate()
-            print(f"{command[2]}: ended after {limit_seconds:.0f} s", file=sys.stderr)
+
+        timer = threading.Timer(max(0.0, limit_seconds), end)
+        timer.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{") and line.endswith("\n"):
+                    document = json.loads(line)
+                    documents[document["precision"]] = document
+                    on_document(document)
+        finally:
+            timer.cancel()
+    if late.is_set():
+        print(f"{command[2]}: ended after {limit_seconds:.0f} s", file=sys.stderr)
     if process.returncode != 0:
         print(f"{command[2]}: exit code {process.returncode}", file=sys.stderr)
-    documents = (json.loads(line) for line in printed.splitlines() if line.startswith("{"))
-    return list({document["precision"]: document for document in documents}.values())
+    return list(documents.values())
 
 
 def ratios(reference: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
@@ -161,7 +219,10 @@ def ratios(reference: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
 
 
 def _document(
-    options: argparse.Namespace, references: list[dict[str, Any]], ours: dict[str, Any]
+    options: argparse.Namespace,
+    config: ModelConfig,
+    references: list[dict[str, Any]],
+    ours: dict[str, Any],
 ) -> dict[str, Any]:
     document = {
         "bench": "compare_reference",
@@ -169,7 +230,8 @@ def _document(
         "model": ours["model"],
         "precision": options.dtype,
         "runs": options.runs,
-        "speech_tokens": options.tokens,
+        "generation": config.generation,
+        "speech_tokens": round(options.seconds * config.token_rate_hz),
         "reference_commit": options.reference_commit or _commit(options.repo),
         "ratios": ratios(references[0], ours),
         "reference": references[0],
@@ -192,7 +254,7 @@ def _commit(repo: Path) -> str:
 def _vivace(options: argparse.Namespace) -> dict[str, Any]:
     return run(
         str(options.model),
-        seconds=options.tokens / 25,
+        seconds=options.seconds,
         requests=options.runs,
         runs=options.runs,
         device=options.device,

@@ -1,7 +1,7 @@
 """Runs a checkout of the reference implementation for ``compare_reference``, in an environment of its own.
 
 Its streaming driver, language model, flow and vocoder run as they are, with a folder of weights in the official
-layout. Prints a JSON document after every run, the medians so far. Imports nothing of Vivace.
+layout of any generation. Prints a JSON document after every run, the medians so far. Imports nothing of Vivace.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
+CONFIGURATIONS = ("cosyvoice3.yaml", "cosyvoice2.yaml", "cosyvoice.yaml")
 END_OF_PROMPT = 151_646
-"""Text token that the reference asks for, whatever the vocabulary."""
-TOKEN_RATE_HZ, SAMPLE_RATE_HZ = 25, 24_000
+"""Text token that the reference asks for in CosyVoice 3, whatever the vocabulary."""
 
 NEVER_NEEDED = frozenset(
     {"gdown", "hydra", "lightning", "modelscope", "pyworld", "rootutils", "wget", "whisper"}
 )
 """Packages for training and the front end: replaced by empty modules even where they are installed."""
-OFTEN_MISSING = frozenset({"inflect", "librosa", "matplotlib", "onnxruntime", "torchaudio"})
+OFTEN_MISSING = frozenset({"inflect", "librosa", "matplotlib", "onnxruntime", "tokenizers", "torchaudio"})
 """Packages that are imported but not used for speech: replaced where they are missing."""
 
 
@@ -63,7 +63,7 @@ def end_process(failure: Any) -> None:
 
 
 class Reference:
-    """Its own ``CosyVoice3Model``; only the sampler is wrapped, to fix how many tokens an utterance has."""
+    """Its own model of the folder's generation; only the sampler is wrapped, to fix how many tokens are spoken."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
@@ -72,12 +72,13 @@ class Reference:
         if not self.on_gpu:
             torch.cuda.is_available = lambda: False
         torch.manual_seed(0)
-        self.model = load(options.repo, options.matcha, options.model)
-        self.num_tokens = options.tokens
+        self.model, self.sample_rate_hz = load(options.repo, options.matcha, options.model)
+        self.first_hop_tokens = getattr(self.model, "token_hop_len", None)
         hold_back_end(self.model.llm, options.tokens)
         voice = next(iter(torch.load(options.model / "spk2info.pt", weights_only=True).values()))
         text = torch.arange(options.text_tokens, dtype=torch.int32)[None]
-        text[0, 0] = END_OF_PROMPT
+        if type(self.model).__name__ == "CosyVoice3Model":
+            text[0, 0] = END_OF_PROMPT
         self.inputs = {
             name: voice[name] for name in ("prompt_text", "llm_prompt_speech_token", "llm_embedding")
         }
@@ -110,12 +111,13 @@ class Reference:
 
     def speak(self) -> tuple[float, float, float]:
         """One streamed utterance: seconds to the first audio, to the end, and of audio."""
-        self.model.token_hop_len = TOKEN_RATE_HZ  # grows with every chunk and is never set back
+        if self.first_hop_tokens is not None:
+            self.model.token_hop_len = self.first_hop_tokens  # grows with every chunk and is never set back
         started, first, samples = time.perf_counter(), 0.0, 0
         for part in self.model.tts(**self.inputs, **self.flow_inputs, stream=True):
             first = first or time.perf_counter() - started
             samples += part["tts_speech"].shape[1]
-        return first, time.perf_counter() - started, samples / SAMPLE_RATE_HZ
+        return first, time.perf_counter() - started, samples / self.sample_rate_hz
 
     def tokens_per_second(self) -> float:
         """Of the language model alone."""
@@ -133,15 +135,15 @@ def hold_back_end(llm: Any, num_tokens: int) -> None:
 
     def sampling_ids(scores: Any, decoded: list[int], sampling: int, ignore_eos: bool = True) -> int:
         if len(decoded) >= num_tokens:
-            return int(llm.stop_token_ids[0])
+            return int(llm.eos_token)
         scores[speech:] = float("-inf")
         return int(own_sampling(scores, decoded, sampling))
 
     llm.sampling_ids = sampling_ids
 
 
-def load(repo: Path, matcha: Path, folder: Path) -> Any:
-    """The model as the reference's own command line builds it, without its front end."""
+def load(repo: Path, matcha: Path, folder: Path) -> tuple[Any, int]:
+    """The model as the reference's own command line builds it, without its front end; and its sample rate in Hz."""
     sys.path[:0] = [str(repo), str(matcha)]
     sys.meta_path.insert(0, StandIns(NEVER_NEEDED))
     sys.meta_path.append(StandIns(OFTEN_MISSING))
@@ -150,22 +152,27 @@ def load(repo: Path, matcha: Path, folder: Path) -> Any:
 
     # The weights come from llm.pt: the folder need not hold those of the language model it was trained from.
     Qwen2ForCausalLM.from_pretrained = classmethod(lambda cls, path: cls(AutoConfig.from_pretrained(path)))
-    from cosyvoice.cli.model import CosyVoice3Model
+    from cosyvoice.utils.class_utils import get_model_type
 
-    stages = stages_only((folder / "cosyvoice3.yaml").read_text(encoding="utf-8"))
+    path = next(folder / name for name in CONFIGURATIONS if (folder / name).exists())
+    stages = stages_only(path.read_text(encoding="utf-8"))
+    qwen = {"qwen_pretrain_path": str(folder / "CosyVoice-BlankEN")}
     with uninitialised():
-        configs = load_hyperpyyaml(
-            stages, overrides={"qwen_pretrain_path": str(folder / "CosyVoice-BlankEN")}
-        )
-    model = CosyVoice3Model(configs["llm"], configs["flow"], configs["hift"], fp16=False)
+        configs = load_hyperpyyaml(stages, overrides=qwen if "qwen_pretrain_path:" in stages else None)
+    model = get_model_type(configs)(configs["llm"], configs["flow"], configs["hift"], fp16=False)
     model.load(folder / "llm.pt", folder / "flow.pt", folder / "hift.pt")
     for stage in (model.llm, model.flow, model.hift):
         stage.float()
-    embedding = model.llm.llm.model.model.embed_tokens
-    if embedding.num_embeddings <= END_OF_PROMPT:  # a small model made for tests
+    fit_text_tokens(model.llm)
+    return model, configs["sample_rate"]
+
+
+def fit_text_tokens(llm: Any) -> None:
+    """Lets a small model made for tests read ``END_OF_PROMPT``."""
+    embedding = llm.llm.model.model.embed_tokens if hasattr(llm.llm, "model") else llm.text_embedding
+    if embedding.num_embeddings <= END_OF_PROMPT:
         last = embedding.num_embeddings - 1
         embedding.register_forward_pre_hook(lambda _, ids: (ids[0].clamp(max=last),))
-    return model
 
 
 @contextmanager
