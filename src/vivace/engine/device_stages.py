@@ -23,11 +23,15 @@ from vivace.engine.lm_device import LMDevice
 from vivace.engine.ticket import Capacity
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.layers.stretch import MelStretch
-from vivace.models.device_kinds import AnyDeviceFlow, make_device_flow
+from vivace.models.device_kinds import (
+    AnyDeviceFlow,
+    AnyDeviceVocoder,
+    make_device_flow,
+    make_device_vocoder,
+)
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.hift import CausalHiFT
-from vivace.models.hift_device import DeviceVocoder, PendingSamples, is_supported
+from vivace.models.hift_device import PendingSamples, is_supported
 from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
@@ -146,7 +150,7 @@ class DeviceFlowRunner:
 class DeviceVocoderSession:
     """``VocoderSession`` in a slot of the device's vocoder, which it takes with the first frames."""
 
-    def __init__(self, vocoder: DeviceVocoder, speed: float) -> None:
+    def __init__(self, vocoder: AnyDeviceVocoder, speed: float) -> None:
         self._vocoder = vocoder
         self._stretch = MelStretch(speed)
         self._stream = vocoder.open()
@@ -200,7 +204,7 @@ class DeviceStages:
 
     lm: LMDevice | None
     flow: DeviceFlowRunner | FlowRunner
-    vocoder: DeviceVocoder | None
+    vocoder: AnyDeviceVocoder | None
     plain_vocoder: AnyVocoder
     capacity: Capacity
 
@@ -233,12 +237,11 @@ class DeviceStages:
             deterministic: every launch computes a row as it would alone. The speech LM has kernels for that; the flow
                 and the vocoder run one stream a launch.
         """
-        config, lm, vocoder = model.config, None, None
+        config, lm = model.config, None
         packed = 1 if deterministic else min(PACKED_ROWS, 1 << (max_rows.bit_length() - 1))
         if isinstance(model.lm, SpeechLM):
             lm = _open_lm(model.lm, config.flow.num_tokens(limits.stream_frames), max_rows, deterministic)
-        if isinstance(model.vocoder, CausalHiFT):
-            vocoder = DeviceVocoder(model.vocoder, slots=max_rows, max_rows=packed)
+        vocoder = make_device_vocoder(model.vocoder, max_rows, packed)
         max_bytes = None
         if model.device.type == "cuda":
             max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)

@@ -58,7 +58,7 @@ class ShortTimeFourier(nn.Module):
     def analyse(self, samples: Tensor) -> Tensor:
         """``[B, L] -> [B, 2 * bins, L // hop + 1]``; needs ``L > n_fft / 2``."""
         half = self.n_fft // 2
-        return self._columns(F.pad(samples[:, None], (half, half), mode="reflect")[:, 0])
+        return self.columns(F.pad(samples[:, None], (half, half), mode="reflect")[:, 0])
 
     def analysis_state(self, batch: int) -> AnalysisState:
         return AnalysisState(self.window.new_zeros(batch, 0))
@@ -76,7 +76,7 @@ class ShortTimeFourier(nn.Module):
         state.samples = joined[:, ready * self.hop :].clone()
         if ready == 0:
             return samples.new_zeros(samples.shape[0], 2 * self.bins, 0)
-        return self._columns(joined)
+        return self.columns(joined)
 
     def synthesise(self, spectrum: Tensor) -> Tensor:
         """``[B, 2 * bins, columns] -> [B, (columns - 1) * hop]``."""
@@ -102,16 +102,18 @@ class ShortTimeFourier(nn.Module):
         state.sums, state.window_sums = sums[:, -overlap:].clone(), window_sums[-overlap:].clone()
         return sums[:, start:ready] / window_sums[start:ready]
 
-    def _columns(self, padded: Tensor) -> Tensor:
+    def columns(self, padded: Tensor) -> Tensor:
+        """Spectra of the windows ``[B, L] -> [B, 2 * bins, (L - n_fft) // hop + 1]``."""
         return (padded.unfold(-1, self.n_fft, self.hop) @ self.analysis).transpose(1, 2)
 
     def _overlap_add(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         """Sums ``[B, columns * hop + n_fft - hop]`` of windowed frames, and of the squared windows."""
         frames = spectrum.transpose(1, 2) @ self.synthesis
         squares = self.window.square().expand(1, frames.shape[1], self.n_fft)
-        return self._add_blocks(frames), self._add_blocks(squares)[0]
+        return self.add_blocks(frames), self.add_blocks(squares)[0]
 
-    def _add_blocks(self, frames: Tensor) -> Tensor:
+    def add_blocks(self, frames: Tensor) -> Tensor:
+        """Overlap-add: ``[B, columns, n_fft] -> [B, columns * hop + n_fft - hop]``."""
         batch, columns, _ = frames.shape
         count = self.n_fft // self.hop
         blocks = frames.view(batch, columns, count, self.hop)

@@ -1,4 +1,4 @@
-"""Which flows run on pages of a device, beside ``kinds``: this imports their kernels."""
+"""Which flows and vocoders have a device's own way, beside ``kinds``: this imports their kernels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import TypeAlias
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow
 from vivace.models.flow_unet import UNetFlow
-from vivace.models.kinds import AnyFlow
+from vivace.models.hift import CausalHiFT
+from vivace.models.hift_centred import CentredHiFT
+from vivace.models.hift_centred_device import CentredDeviceVocoder
+from vivace.models.hift_device import DeviceVocoder
+from vivace.models.hift_fade import FadingHiFT
+from vivace.models.kinds import AnyFlow, AnyVocoder
 from vivace.models.unet_device import DeviceUNetFlow
 
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
 """They have one interface."""
+
+AnyDeviceVocoder: TypeAlias = DeviceVocoder | CentredDeviceVocoder
+"""So have they."""
 
 
 def make_device_flow(
@@ -27,4 +35,17 @@ def make_device_flow(
         return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
     if isinstance(flow, UNetFlow):
         return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
+    return None
+
+
+def make_device_vocoder(vocoder: AnyVocoder, slots: int, max_rows: int) -> AnyDeviceVocoder | None:
+    """The vocoder on its own device; None where its kind has the plain way only.
+
+    Args:
+        slots: streams that may be open at once. max_rows: streams of one launch.
+    """
+    if isinstance(vocoder, CausalHiFT):
+        return DeviceVocoder(vocoder, slots=slots, max_rows=max_rows)
+    if isinstance(vocoder, CentredHiFT) and not isinstance(vocoder, FadingHiFT):
+        return CentredDeviceVocoder(vocoder, slots=slots, max_rows=max_rows)
     return None

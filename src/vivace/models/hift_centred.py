@@ -25,8 +25,8 @@ from vivace.models.hift_blocks import Snake
 from vivace.models.source import CounterNoise, NoiseSource
 from vivace.models.source_normal import NormalSource, SourceState
 
-_MAX_LOG_MAGNITUDE = math.log(100.0)
-_LAST_SLOPE = 0.01  # of the activation before the last convolution
+MAX_LOG_MAGNITUDE = math.log(100.0)
+LAST_SLOPE = 0.01  # of the activation before the last convolution
 
 
 class CentredF0Predictor(nn.Module):
@@ -46,7 +46,7 @@ class CentredF0Predictor(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         """Whole sequence."""
         with full_float32(mel.device):
-            return self._read_out(self.condnet(mel.float()))
+            return self.read_out(self.condnet(mel.float()))
 
     def step(self, mel: Tensor, state: list[Tensor], is_last: bool) -> Tensor:
         """Next frames ``[B, 80, n]``: F0 of all frames whose look-ahead is complete. Changes ``state``."""
@@ -55,9 +55,10 @@ class CentredF0Predictor(nn.Module):
             for index, layer in enumerate(self.convolutions()):
                 x, state[index] = layer.step(x, state[index], is_last)
                 x = F.elu(x)
-            return self._read_out(x)
+            return self.read_out(x)
 
-    def _read_out(self, x: Tensor) -> Tensor:
+    def read_out(self, x: Tensor) -> Tensor:
+        """F0 from the last layer ``[B, C, T]``, added up in float64."""
         weight, bias = self.classifier.weight.double(), self.classifier.bias.double()
         return F.linear(x.transpose(1, 2).double(), weight, bias).squeeze(-1).abs().float()
 
@@ -84,25 +85,25 @@ class CentredResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def _pairs(self) -> list[tuple[Snake, CentredConv1d, Snake, CentredConv1d]]:
+    def pairs(self) -> list[tuple[Snake, CentredConv1d, Snake, CentredConv1d]]:
         rows = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         return [cast(tuple[Snake, CentredConv1d, Snake, CentredConv1d], row) for row in rows]
 
     def forward(self, x: Tensor) -> Tensor:
         """Whole sequence: ``[B, C, T] -> [B, C, T]``."""
-        for snake1, conv1, snake2, conv2 in self._pairs():
+        for snake1, conv1, snake2, conv2 in self.pairs():
             x = x + conv2(snake2(conv1(snake1(x))))
         return x
 
     def initial_state(self, batch: int) -> list[PairState]:
         return [
             PairState(first.initial_state(batch), second.initial_state(batch), Pending(_empty(first, batch)))
-            for _, first, _, second in self._pairs()
+            for _, first, _, second in self.pairs()
         ]
 
     def step(self, x: Tensor, states: list[PairState], is_last: bool) -> Tensor:
         """Next piece: the outputs that are complete. Changes ``states``."""
-        for (snake1, conv1, snake2, conv2), state in zip(self._pairs(), states, strict=True):
+        for (snake1, conv1, snake2, conv2), state in zip(self.pairs(), states, strict=True):
             state.skip.add(x)
             y, state.first = conv1.step(snake1(x), state.first, is_last)
             y, state.second = conv2.step(snake2(y), state.second, is_last)
@@ -202,9 +203,9 @@ class CentredHiFT(nn.Module):
             if stage == len(self.ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")
             x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
-            blocks = self._blocks(stage)
+            blocks = self.blocks(stage)
             x = torch.stack([block(x) for block in blocks]).sum(dim=0) / len(blocks)
-        return self._limit(self.fourier.synthesise(self._spectrum(self.conv_post(_activate(x)))))
+        return self._limit(self.fourier.synthesise(self.spectrum_of(self.conv_post(_activate(x)))))
 
     def new_stream(self, seed: int = 0, noise: NoiseSource | None = None, batch: int = 1) -> CentredStream:
         """State of an utterance that has not begun; ``noise`` replaces ``CounterNoise(seed)``."""
@@ -221,7 +222,7 @@ class CentredHiFT(nn.Module):
 
     def _new_stage(self, stage: int, batch: int) -> CentredStage:
         up, down, block = self._stage(stage)
-        blocks = self._blocks(stage)
+        blocks = self.blocks(stage)
         empty = up.weight.new_zeros(batch, up.out_channels, 0)
         return CentredStage(
             up=up.initial_state(batch),
@@ -248,7 +249,7 @@ class CentredHiFT(nn.Module):
         for stage, state in enumerate(stream.stages):
             x = self._step_stage(stage, state, x, columns, is_last)
         x, stream.last = self.conv_post.step(_activate(x), stream.last, is_last)
-        spectrum = self._spectrum(x)
+        spectrum = self.spectrum_of(x)
         if spectrum.shape[-1] == 0 and not is_last:
             return mel.new_zeros(mel.shape[0], 0)
         if is_last and spectrum.shape[-1] == 0 and not stream.source.started:
@@ -266,7 +267,7 @@ class CentredHiFT(nn.Module):
             x = x[..., :0] if state.mirror is not None else F.pad(x, (1, 0), mode="reflect")
         source, state.source_down = down.step(columns, state.source_down, is_last)
         x = state.fusion.add((x, source_block.step(source, state.source_block, is_last)))
-        blocks = self._blocks(stage)
+        blocks = self.blocks(stage)
         parts = [block.step(x, own, is_last) for block, own in zip(blocks, state.blocks, strict=True)]
         return state.sum.add(parts) / len(blocks)
 
@@ -274,14 +275,15 @@ class CentredHiFT(nn.Module):
         row = self.ups[stage], self.source_downs[stage], self.source_resblocks[stage]
         return cast(tuple[CentredUpsampleConv1d, CentredConv1d, CentredResBlock], row)
 
-    def _blocks(self, stage: int) -> list[CentredResBlock]:
+    def blocks(self, stage: int) -> list[CentredResBlock]:
+        """The residual blocks behind one upsampling."""
         count = len(self.config.resblock_kernel_sizes)
         return [cast(CentredResBlock, b) for b in self.resblocks[stage * count : (stage + 1) * count]]
 
-    def _spectrum(self, x: Tensor) -> Tensor:
+    def spectrum_of(self, x: Tensor) -> Tensor:
         """Log magnitudes and phases ``[B, 2 * bins, columns]`` to real and imaginary parts."""
         log_magnitude, phase = torch.chunk(x, 2, dim=1)
-        magnitude = log_magnitude.clamp(max=_MAX_LOG_MAGNITUDE).exp()
+        magnitude = log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp()
         phase = torch.sin(phase)
         return torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
 
@@ -290,7 +292,7 @@ class CentredHiFT(nn.Module):
 
 
 def _activate(x: Tensor) -> Tensor:
-    return F.leaky_relu(x, _LAST_SLOPE)
+    return F.leaky_relu(x, LAST_SLOPE)
 
 
 def _empty(layer: CentredConv1d, batch: int) -> Tensor:

@@ -45,12 +45,17 @@ class CounterNoise:
     def uniform(self, start: int, count: int, channels: int, device: torch.device) -> Tensor:
         samples = torch.arange(start, start + count, device=device)
         index = samples * channels + torch.arange(channels, device=device)[:, None]
-        value = index.add_(self.key).bitwise_and_(_MASK)
-        # Two rounds of multiply and shift; both factors are under 2**31, so products fit into int64.
-        for shift, factor in ((16, 0x21F0_AAAD), (15, 0x735A_2D97)):
-            value = value.bitwise_xor_(value >> shift).mul_(factor).bitwise_and_(_MASK)
-        # 24 bits: exact in float32, and 1.0 is never reached.
-        return (value.bitwise_xor_(value >> 15) >> 8).to(torch.float32).mul_(2.0**-24)
+        return hashed_uniform(index.add_(self.key))
+
+
+def hashed_uniform(index: Tensor) -> Tensor:
+    """What ``CounterNoise`` draws for ``sample * channels + channel + key`` (int64, which this overwrites)."""
+    value = index.bitwise_and_(_MASK)
+    # Two rounds of multiply and shift; both factors are under 2**31, so products fit into int64.
+    for shift, factor in ((16, 0x21F0_AAAD), (15, 0x735A_2D97)):
+        value = value.bitwise_xor_(value >> shift).mul_(factor).bitwise_and_(_MASK)
+    # 24 bits: exact in float32, and 1.0 is never reached.
+    return (value.bitwise_xor_(value >> 15) >> 8).to(torch.float32).mul_(2.0**-24)
 
 
 class HarmonicSource(nn.Module):

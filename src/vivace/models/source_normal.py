@@ -83,14 +83,14 @@ class NormalSource(nn.Module):
         mixed = torch.einsum("bht,h->bt", waves, self.l_linear.weight[0]) + self.l_linear.bias
         return torch.tanh(mixed)
 
-    def _steps(self, frames: Tensor) -> Tensor:
+    def cycles_per_sample(self, frames: Tensor) -> Tensor:
         """Cycles per sample of every harmonic, float64 ``[B, harmonics, n]``."""
         multiples = torch.arange(1, self.harmonics + 1, device=frames.device, dtype=frames.dtype)
         return torch.remainder(frames[:, None] * multiples[:, None] / self.rate_hz, 1.0).double()
 
     def _sums(self, frames: Tensor, state: SourceState, noise: NoiseSource) -> Tensor:
         """The phase runs on at every sample from one that is drawn (0 for the fundamental)."""
-        steps = self._steps(frames)
+        steps = self.cycles_per_sample(frames)
         ends = torch.remainder(state.phase[..., None] + torch.cumsum(steps * self.hop, dim=-1), 1.0)
         starts = torch.cat((state.phase[..., None], ends[..., :-1]), dim=-1)
         state.phase = ends[..., -1].clone()
@@ -102,7 +102,7 @@ class NormalSource(nn.Module):
 
     def _lines(self, frames: Tensor, count: int, state: SourceState) -> Tensor:
         """The phase moves in lines between the middles of the first ``count`` frames and of the one behind them."""
-        moves = self._steps(frames) * self.hop
+        moves = self.cycles_per_sample(frames) * self.hop
         middles = torch.remainder(state.phase[..., None] + torch.cumsum(moves, dim=-1), 1.0)
         before = torch.cat((state.phase[..., None], middles[..., :-1]), dim=-1)
         into = moves.clone()

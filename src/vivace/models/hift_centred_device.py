@@ -1,0 +1,240 @@
+"""The vocoder of CosyVoice 2 and CosyVoice-300M for many streams on a device, each launch as one CUDA graph.
+
+The interface is that of ``DeviceVocoder``. A launch computes a window of each stream (``hift_window``): samples come in
+whole frames, ``reach`` frames behind the mel, until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.errors import SynthesisError
+from vivace.models.hift_device import DeviceStream, PendingSamples
+from vivace.models.hift_window import Column, WindowVocoder
+from vivace.models.source import CounterNoise
+
+if TYPE_CHECKING:
+    from vivace.datatypes import Samples
+    from vivace.models.hift_centred import CentredHiFT
+
+BUCKETS = (28, 56, 112, 224)
+"""New frames of a launch: half a second to four seconds at 50 Hz."""
+
+_COMMON = 56  # new frames that ``max_rows`` streams may bring together; more at once are several launches
+
+Item = tuple[DeviceStream, Tensor, bool]
+_Work = tuple[DeviceStream, Tensor, bool, PendingSamples]
+
+
+class CentredDeviceVocoder:
+    """Runs the streams of a ``CentredHiFT``. One thread at a time, all launches on one CUDA stream.
+
+    Args:
+        model: lives on the device that is to be used; its weights must not change afterwards.
+        slots: streams that may be open at once.
+        max_rows: streams of one launch.
+        buckets: new frames of the graphs.
+        use_graphs: None: on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: CentredHiFT,
+        slots: int = 8,
+        max_rows: int = 1,
+        buckets: Sequence[int] = BUCKETS,
+        use_graphs: bool | None = None,
+    ) -> None:
+        self.windows = WindowVocoder(model, slots)
+        self.device, self.max_rows, self.buckets = self.windows.device, max_rows, tuple(sorted(buckets))
+        self._hop, self._slots = model.hop_samples, slots
+        self._channels = model.config.in_channels
+        self._on_gpu = self.device.type == "cuda"
+        self._use_graphs = self._on_gpu if use_graphs is None else use_graphs
+        self._free = list(range(slots))[::-1]
+        self._launches: dict[tuple[int, int], _Launch] = {}
+        self._memory: Any = None
+        self._buffer_samples = (self.buckets[-1] + self.windows.reach) * self._hop
+        self._buffers: list[Tensor] = []
+
+    @property
+    def num_open(self) -> int:
+        """Streams that hold a slot."""
+        return self._slots - len(self._free)
+
+    def open(self, seed: int = 0) -> DeviceStream:
+        """A new stream.
+
+        Raises:
+            RuntimeError: all slots are in use.
+        """
+        if not self._free:
+            raise RuntimeError("every slot of the vocoder is in use")
+        return DeviceStream(self._free.pop(), CounterNoise(seed).key)
+
+    def close(self, stream: DeviceStream) -> None:
+        """Gives the slot back; nothing of the stream is left for the next one. Closing twice does nothing."""
+        if stream.slot >= 0:
+            self._free.append(stream.slot)
+            stream.slot = -1
+
+    def step(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> Samples:
+        """Next frames ``[80, n]`` of a stream, and the samples that they complete, on the host."""
+        return self.collect(self.launch_batch([(stream, mel, is_last)])[0])
+
+    @torch.no_grad()
+    def launch_batch(self, items: Sequence[Item]) -> list[PendingSamples]:
+        """Next frames of several streams in as few launches as there are pieces of the longest mel."""
+        pending = [PendingSamples() for _ in items]
+        most, position = self.buckets[-1], 0
+        while True:
+            work: list[_Work] = []
+            for (stream, mel, is_last), own in zip(items, pending, strict=True):
+                rest = mel.shape[1] - position
+                ends = is_last and rest <= most and not stream.is_finished
+                if rest > 0 or ends:
+                    work.append((stream, mel[:, position : position + most], ends, own))
+            if not work:
+                return pending
+            bucket = next(size for size in self.buckets if size >= max(mel.shape[1] for _, mel, _, _ in work))
+            count = self._rows(bucket)
+            for start in range(0, len(work), count):
+                self._launch_rows(work[start : start + count], bucket)
+            position += most
+
+    def collect(self, pending: PendingSamples) -> Samples:
+        """Waits for the samples of one launch, and for nothing that came after it.
+
+        Raises:
+            SynthesisError: the samples hold non-finite values.
+        """
+        if pending.event is not None:
+            pending.event.synchronize()
+        parts = [np.zeros(0, dtype=np.float32)]
+        for buffer, (start, end) in zip(pending.buffers, pending.ranges, strict=True):
+            parts.append(buffer[start:end].numpy().copy())
+        self._buffers += pending.buffers
+        pending.buffers, pending.ranges = [], []
+        samples: Samples = np.concatenate(parts)
+        if not np.isfinite(samples).all():
+            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
+        return samples
+
+    def warm_up(self, rows: Sequence[int] = (1,)) -> None:
+        """Captures every graph. Open streams keep their state."""
+        for bucket in self.buckets:
+            for count in rows:
+                self._prepare(min(count, self._rows(bucket)), bucket)
+        if self._on_gpu:  # memory that the device copies into is slow to get
+            self._buffers += [self._buffer() for _ in range(2 * self.max_rows - len(self._buffers))]
+
+    def _rows(self, bucket: int) -> int:
+        """Streams of one launch of so many new frames: the longer, the fewer, so that memory stays in bounds."""
+        return max(1, min(self.max_rows, self.max_rows * _COMMON // bucket))
+
+    def _prepare(self, rows: int, bucket: int) -> _Launch:
+        launch = self._launches.get((rows, bucket))
+        if launch is None:
+            launch = self._launches[rows, bucket] = _Launch(
+                self.windows, self._slots, rows, bucket, self._channels
+            )
+            if self._use_graphs:
+                self._memory = launch.capture(self._memory)
+        return launch
+
+    def _launch_rows(self, work: list[_Work], bucket: int) -> None:
+        rows = min(self._rows(bucket), 1 << (len(work) - 1).bit_length())
+        launch = self._prepare(rows, bucket)
+        launch.send([(stream.slot, stream.frames, mel, stream.noise_key) for stream, mel, _, _ in work])
+        launch.run()
+        event = None
+        for row, (stream, mel, is_last, pending) in enumerate(work):
+            start, end = self._move(stream, mel.shape[1], is_last)
+            if end > start:
+                buffer = self._buffers.pop() if self._buffers else self._buffer()
+                buffer[: end - start].copy_(launch.samples[row, start:end], non_blocking=True)
+                pending.buffers.append(buffer)
+                pending.ranges.append((0, end - start))
+        if self._on_gpu:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        for _, _, _, pending in work:
+            pending.event = event
+
+    def _move(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[int, int]:
+        """Counts the new frames; where in its window the samples begin and end that they complete."""
+        assert stream.slot >= 0, "the stream is closed"
+        assert not stream.is_finished, "nothing follows the end of a stream"
+        reach, before, after = self.windows.reach, stream.frames, stream.frames + new
+        first = before - min(before, self.windows.kept)
+        done, ready = max(0, before - reach), after if is_last else max(0, after - reach)
+        stream.frames, stream.is_finished = after, is_last
+        return (done - first) * self._hop, (ready - first) * self._hop
+
+    def _buffer(self) -> Tensor:
+        """On the host, for the samples of one row."""
+        return torch.zeros(self._buffer_samples, pin_memory=self._on_gpu)
+
+
+class _Launch:
+    """Buffers and graph of windows of one size.
+
+    Attributes:
+        samples: ``[rows, window]`` after ``run``, until the next.
+    """
+
+    def __init__(self, windows: WindowVocoder, scratch: int, rows: int, bucket: int, channels: int) -> None:
+        self._windows, self._scratch = windows, scratch
+        device, on_gpu = windows.device, windows.device.type == "cuda"
+        shape = rows, len(Column)
+        self._host = [torch.zeros(shape, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+        self._numbers = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._new = torch.zeros(rows, channels, bucket, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.samples = torch.zeros(0)
+
+    def send(self, rows: Sequence[tuple[int, int, Tensor, int]]) -> None:
+        """Slot, frames before, new mel ``[80, n]`` and noise key of each row; rows that are left over do nothing."""
+        self._turn ^= 1
+        event, host = self._sent[self._turn], self._host[self._turn]
+        if event is not None:  # the copy from two launches ago has read this buffer long since
+            event.synchronize()
+        numbers = host.numpy()
+        numbers[:] = self._scratch, 0, 0, 0
+        for row, (slot, before, mel, key) in enumerate(rows):
+            numbers[row] = slot, before, mel.shape[1], key
+            self._new[row, :, : mel.shape[1]].copy_(mel, non_blocking=True)
+        self._numbers.copy_(host, non_blocking=True)
+        if self._numbers.is_cuda:
+            event = self._sent[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+
+    def run(self) -> None:
+        """Computes ``samples`` of what was sent."""
+        if self._graph is None:
+            self.samples = self._windows.run(self._numbers, self._new)
+        else:
+            self._graph.replay()
+
+    def capture(self, memory: Any) -> Any:
+        """Makes the graph; ``memory`` is what the other graphs of the vocoder share, returned where there is none."""
+        self.send([])
+        stream = torch.cuda.Stream(self._windows.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._windows.device))
+        with torch.cuda.stream(stream):  # what libraries set up at first use cannot be captured
+            self.run()
+        torch.cuda.current_stream(self._windows.device).wait_stream(stream)
+        torch.cuda.synchronize(self._windows.device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            self.run()
+        self._graph = graph
+        return memory or graph.pool()
