@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from vivace.bench import profile
+from vivace.bench.nvml import Nvml, NVMLError
 from vivace.bench.profile_device import DeviceSampler, advice
 from vivace.cli import app
 from vivace.engine.trace import Span
@@ -111,3 +112,38 @@ def test_sampler_says_why_it_sees_nothing():
     assert sampler.summary() is None
     assert "driver not loaded" in sampler.reason
     assert "NVIDIA" in DeviceSampler(torch.device("cpu")).reason
+
+
+class FakeDriver:
+    """The driver's library as ``ctypes`` hands it out."""
+
+    def nvmlInit_v2(self):
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        return 6  # not found
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        handle._obj.value = 100 + index.value
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):
+        rates._obj.gpu = handle.value
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, memory):
+        memory._obj.used = 3 * 2**33
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle, power):
+        power._obj.value = 250_000
+        return 0
+
+
+def test_sampler_reads_the_driver_without_its_binding():
+    with DeviceSampler(torch.device("cuda", 2), Nvml(FakeDriver())) as sampler:
+        pass
+    seen = sampler.summary()
+    assert (seen.busy_percent_max, seen.memory_bytes_max, seen.power_watts_mean) == (102, 3 * 2**33, 250.0)
+    with pytest.raises(NVMLError, match="nvmlDeviceGetHandleByUUID returned 6"):
+        Nvml(FakeDriver()).nvmlDeviceGetHandleByUUID("GPU-0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,6 +32,9 @@ from vivace.errors import InvalidRequestError
 from vivace.voice import Voice
 
 Loop = Literal["playback", "reply"]
+
+TTFB_LIMIT_MS = 200.0
+"""99th percentile of the first audio, up to which streams count as in real time."""
 
 OFFLINE_AHEAD = 5, 4
 """Clients of the offline mode, as a ratio to the streams that run: some must always wait."""
@@ -94,7 +98,7 @@ def run(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     settings: Settings = Settings(),
-    progress: Any = None,
+    progress: Callable[[dict[str, Any]], object] = bool,
 ) -> dict[str, Any]:
     """Measures every point on one warm engine.
 
@@ -109,7 +113,7 @@ def run(
     scheduler = CountingScheduler()
     bench = Bench(model, device, dtype, settings.utterance_seconds, settings.running, scheduler)
     try:
-        points = asyncio.run(_measure(bench, scheduler, settings, progress or _ignore))
+        points = asyncio.run(_measure(bench, scheduler, settings, progress))
         config = bench.assets.model.config
     finally:
         bench.close()
@@ -126,16 +130,29 @@ def run(
         "max_streams": settings.running,
         "voices": settings.voices,
         "start_s": round(bench.start_s, 2),
+        "most_streams_in_real_time": most_in_real_time(points),
         "points": points,
     }
 
 
-def _ignore(_: object) -> None:
-    """No progress is shown."""
+def most_in_real_time(points: Sequence[dict[str, Any]]) -> int:
+    """The largest closed loop that had first audio in time, no underrun, and no request lost; 0: none."""
+    good = [
+        point["streams"]
+        for point in points
+        if "streams" in point
+        and not (point["underruns"] or point["refused"] or point["failed"] or point["unanswered"])
+        and point["requests"]
+        and point["ttfb_ms_p99"] < TTFB_LIMIT_MS
+    ]
+    return max(good, default=0)
 
 
 async def _measure(
-    bench: Bench, scheduler: CountingScheduler, settings: Settings, progress: Any
+    bench: Bench,
+    scheduler: CountingScheduler,
+    settings: Settings,
+    progress: Callable[[dict[str, Any]], object],
 ) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     async with AsyncEngine(bench.engine) as engine:
@@ -202,7 +219,7 @@ class Meter:
         settings, load = self._settings, self._load(whole=self._settings.whole)
         more, than = OFFLINE_AHEAD
         window = await load.offline(settings.offline, settings.running * more // than + 1)
-        return await self._point({"offline": settings.offline}, load, window)
+        return await self._point({"offline": settings.offline}, load, window, plays=False)
 
     def _load(self, *, whole: bool = False) -> Load:
         self._sampler = DeviceSampler(self._device)
@@ -229,14 +246,16 @@ class Meter:
         # In a thread: it waits for the sampler's own, and requests of the window are still waiting for audio.
         self._stop = asyncio.create_task(asyncio.to_thread(self._sampler.__exit__, None, None, None))
 
-    async def _point(self, what: dict[str, Any], load: Load, window: Window) -> dict[str, Any]:
+    async def _point(
+        self, what: dict[str, Any], load: Load, window: Window, *, plays: bool = True
+    ) -> dict[str, Any]:
         ended_s = time.perf_counter()
         while self._engine.num_running:  # what was cancelled ends within a step
             await asyncio.sleep(0.005)
         if self._stop is not None:
             await self._stop
         use, steps = self._sampler.summary(), self._steps
-        document = what | figures(load.records, window, ended_s) | _steps_of(steps, window)
+        document = what | figures(load.records, window, ended_s, plays=plays) | _steps_of(steps, window)
         resident = max(1, steps.resident)
         shared = None if self._peak is None else (self._peak - self._bench.loaded_bytes) // resident
         return document | {

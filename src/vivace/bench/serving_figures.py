@@ -11,15 +11,32 @@ from vivace.bench.serving_player import Record, Window, play
 from vivace.bench.single import percentile
 from vivace.errors import OverloadedError
 
+_PLAYED = (
+    "streams_heard",
+    "streams_in_real_time",
+    "playing_mean",
+    "underruns",
+    "underrun_ms_total",
+    "underrun_ms_max",
+)
 
-def figures(records: Sequence[Record], window: Window, now_s: float) -> dict[str, Any]:
-    """Figures of a window, under the names of the benchmark rows. ``now_s`` is when the load ended.
+
+def figures(records: Sequence[Record], window: Window, now_s: float, *, plays: bool = True) -> dict[str, Any]:
+    """Figures of a window, under the names of the benchmark rows.
 
     A request that has no first audio yet counts with the time it has waited so far, so that overload does not look
-    like speed. Requests that failed are counted by their code, and have no part in the percentiles.
+    like speed. Requests that failed inside the window are counted by their code, and have no part in the percentiles.
+
+    Args:
+        now_s: when the load ended.
+        plays: False: nobody listens, the figures of players are None.
     """
     mine = [record for record in records if window.holds(record.submitted_s)]
-    errors = Counter(record.error for record in mine if record.error is not None)
+    errors = Counter(
+        record.error
+        for record in records
+        if record.error is not None and record.ended_s is not None and window.holds(record.ended_s)
+    )
     return {
         "seconds": round(window.seconds, 3),
         "requests": len(mine),
@@ -27,7 +44,7 @@ def figures(records: Sequence[Record], window: Window, now_s: float) -> dict[str
         "refused": errors.pop(OverloadedError.default_code, 0),
         "failed": dict(errors),
         **_first_audio(mine, now_s),
-        **_playback(records, window),
+        **(_playback(records, window) if plays else dict.fromkeys(_PLAYED)),
         "audio_seconds_per_second": round(_audio_s(records, window) / window.seconds, 3),
         "latency_ms_p50": _latency(records, window, 50),
         "latency_ms_p99": _latency(records, window, 99),
@@ -37,16 +54,10 @@ def figures(records: Sequence[Record], window: Window, now_s: float) -> dict[str
 
 
 def _first_audio(mine: Sequence[Record], now_s: float) -> dict[str, Any]:
-    waits = []
-    unanswered = 0
-    for record in mine:
-        if record.error is not None:
-            continue
-        unanswered += record.first_s is None
-        waits.append(((record.first_s or now_s) - record.submitted_s) * 1e3)
-    waits.sort()
+    going = [record for record in mine if record.error is None]
+    waits = sorted(((record.first_s or now_s) - record.submitted_s) * 1e3 for record in going)
     return {
-        "unanswered": unanswered,
+        "unanswered": sum(record.first_s is None for record in going),
         "ttfb_ms_p50": _at(waits, 50),
         "ttfb_ms_p90": _at(waits, 90),
         "ttfb_ms_p99": _at(waits, 99),
@@ -68,14 +79,15 @@ def _playback(records: Sequence[Record], window: Window) -> dict[str, Any]:
         underrun_s += sum(lengths)
         longest_s = max(longest_s, *lengths, 0.0)
         played_s += window.overlap_s(playback.start_s, playback.end_s)
-    return {
-        "streams_heard": heard,
-        "streams_in_real_time": heard - broken,
-        "playing_mean": round(played_s / window.seconds, 2),
-        "underruns": underruns,
-        "underrun_ms_total": round(underrun_s * 1e3, 1),
-        "underrun_ms_max": round(longest_s * 1e3, 1),
-    }
+    values = (
+        heard,
+        heard - broken,
+        round(played_s / window.seconds, 2),
+        underruns,
+        round(underrun_s * 1e3, 1),
+        round(longest_s * 1e3, 1),
+    )
+    return dict(zip(_PLAYED, values, strict=True))
 
 
 def _audio_s(records: Sequence[Record], window: Window) -> float:
@@ -89,7 +101,7 @@ def _latency(records: Sequence[Record], window: Window, percent: int) -> float |
     ended = [
         (record.ended_s - record.submitted_s) * 1e3
         for record in records
-        if record.ended_s is not None and window.holds(record.ended_s)
+        if record.ended_s is not None and record.error is None and window.holds(record.ended_s)
     ]
     return _at(sorted(ended), percent)
 

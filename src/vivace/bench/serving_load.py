@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +29,13 @@ LONGEST_PAUSE_S = 1.0
 """A client that was refused comes again after what the engine says, but no later than this."""
 
 _now = time.perf_counter
+
+
+def poisson_gaps(rate: float, seed: int) -> Iterator[float]:
+    """Seconds between arrivals at ``rate`` a second, without end; the same ones for the same seed."""
+    numbers = random.Random(seed)
+    while True:
+        yield numbers.expovariate(rate)
 
 
 class Speaker(Protocol):
@@ -82,11 +89,10 @@ class Load:
                 record.note(now_s, len(chunk.samples) / chunk.sample_rate_hz)
                 record.delivery_ms.append((now_s - record.submitted_s) * 1e3 - chunk.elapsed_ms)
             record.ended_s = _now()
-        except OverloadedError as error:
-            record.error = error.code
-            await asyncio.sleep(min(LONGEST_PAUSE_S, error.retry_after_s or LONGEST_PAUSE_S))
         except VivaceError as error:
-            record.error = error.code
+            record.ended_s, record.error = _now(), error.code
+            if isinstance(error, OverloadedError):
+                await asyncio.sleep(min(LONGEST_PAUSE_S, error.retry_after_s))
         return record
 
     async def closed(self, streams: int, ramp_s: float, seconds: float, *, listens: bool) -> Window:
@@ -110,13 +116,12 @@ class Load:
 
     async def poisson(self, rate: float, ramp_s: float, seconds: float) -> Window:
         """``rate`` requests per second at random times, whatever became of those before."""
-        gaps = random.Random(self._seed)
 
         async def arrive() -> None:
             due_s = _now()
             async with asyncio.TaskGroup() as group:
-                while True:
-                    due_s += gaps.expovariate(rate)
+                for gap_s in poisson_gaps(rate, self._seed):
+                    due_s += gap_s
                     await asyncio.sleep(max(0.0, due_s - _now()))
                     group.create_task(self.speak())
 

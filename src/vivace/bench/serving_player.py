@@ -18,7 +18,7 @@ class Record:
         arrivals: when each chunk came, and its seconds of audio.
         dry_s: when the player has played all that came so far; 0 before the first chunk.
         delivery_ms: how long each chunk took from the engine to the consumer.
-        ended_s: when its last chunk came; None: it has not ended, or failed.
+        ended_s: when its last chunk or its error came; None: neither has.
         error: code of the error that ended it.
     """
 
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def is_open(self) -> bool:
-        return self.ended_s is None and self.error is None
+        return self.ended_s is None
 
 
 @dataclass(frozen=True, slots=True)

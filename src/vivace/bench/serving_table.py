@@ -8,18 +8,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from vivace.bench.report_charts import line_chart
+from vivace.bench.serving import TTFB_LIMIT_MS
 from vivace.errors import InvalidRequestError
 
 _COLUMNS = (
-    ("ttfb_ms_p50", "TTFB p50", 1.0, "{:,.0f}"),
-    ("ttfb_ms_p90", "p90", 1.0, "{:,.0f}"),
+    ("ttfb_ms_p50", "p50 ms", 1.0, "{:,.0f}"),
+    ("ttfb_ms_p90", "p90 ms", 1.0, "{:,.0f}"),
     ("ttfb_ms_p99", "p99 ms", 1.0, "{:,.0f}"),
-    ("requests", "requests", 1.0, "{:d}"),
+    ("requests", "asked", 1.0, "{:d}"),
     ("refused", "refused", 1.0, "{:d}"),
-    ("playing_mean", "playing", 1.0, "{:.1f}"),
-    ("underruns", "underruns", 1.0, "{:d}"),
-    ("underrun_ms_max", "longest", 1.0, "{:,.0f}"),
+    ("playing_mean", "play", 1.0, "{:.1f}"),
+    ("underruns", "dry", 1.0, "{:d}"),
+    ("underrun_ms_max", "dry ms", 1.0, "{:,.0f}"),
     ("audio_seconds_per_second", "audio s/s", 1.0, "{:.1f}"),
     ("engine_busy_percent", "busy %", 1.0, "{:.0f}"),
     ("gpu_busy_percent", "GPU %", 1.0, "{:.0f}"),
@@ -47,24 +47,23 @@ def parse_numbers(text: str, param: str, *, is_whole: bool = False) -> tuple[flo
 def name_of(point: dict[str, Any]) -> str:
     """What was measured, in words."""
     if "streams" in point:
-        return f"{point['streams']} listeners"
-    if "rate" in point:
-        return f"{point['rate']:g} requests/s"
-    return f"{point['offline']} offline"
+        return "1 listener" if point["streams"] == 1 else f"{point['streams']} listeners"
+    return f"{point['rate']:g} a second" if "rate" in point else f"{point['offline']} offline"
 
 
 def line_of(point: dict[str, Any]) -> str:
     """One point, for those who wait."""
     ttfb = f"TTFB p50 {point['ttfb_ms_p50']} ms, p99 {point['ttfb_ms_p99']} ms"
-    heard = f"{point['underruns']} underruns, {point['audio_seconds_per_second']} audio s/s"
-    return f"{name_of(point)}: {point['requests']} requests, {ttfb}, {heard}"
+    heard = "" if point["underruns"] is None else f", {point['underruns']} underruns"
+    pace = f"{point['audio_seconds_per_second']} audio s/s"
+    return f"{name_of(point)}: {point['requests']} requests, {ttfb}{heard}, {pace}"
 
 
 def print_serving(document: dict[str, Any], console: Console | None = None) -> None:
     """One line a point."""
     what = f"{document['model']}, {document['precision']}, {document['hardware']}"
     table = Table(title=f"{what}: utterances of {document['audio_seconds']:g} s")
-    table.add_column("load", justify="right")
+    table.add_column("load", justify="right", no_wrap=True)
     for _, heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")
     for point in document["points"]:
@@ -75,13 +74,7 @@ def print_serving(document: dict[str, Any], console: Console | None = None) -> N
         table.add_row(*cells)
     console = console or Console(width=max(WIDTH, Console().width))
     console.print(table)
-
-
-def serving_svg(document: dict[str, Any]) -> str:
-    """First audio by the number of listeners."""
-    points = [
-        (float(point["streams"]), float(point["ttfb_ms_p99"] or 0.0))
-        for point in document["points"]
-        if "streams" in point
-    ]
-    return line_chart("First audio, 99th percentile", points, "listeners", "ms")
+    most = document["most_streams_in_real_time"]
+    console.print(
+        f"most listeners without an underrun and with first audio (p99) below {TTFB_LIMIT_MS:g} ms: {most or 'none'}"
+    )

@@ -162,12 +162,15 @@ def bench_serving(
     voices: Annotated[int, typer.Option(help="Different stored voices.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first request.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a picture here (SVG).")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="With others' published figures in it.")] = False,
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
 ) -> None:
     """Many listeners at once: first audio, underruns, audio seconds per second, by how many there are."""
     from vivace.bench.serving import Settings, run
-    from vivace.bench.serving_table import line_of, parse_numbers, print_serving, serving_svg
+    from vivace.bench.serving_chart import serving_svg
+    from vivace.bench.serving_published import PUBLISHED
+    from vivace.bench.serving_table import line_of, parse_numbers, print_serving
     from vivace.checkpoint.model import DTYPES
 
     settings = Settings(
@@ -192,7 +195,7 @@ def bench_serving(
     )
     print_serving(document)
     if plot is not None:
-        plot.write_text(serving_svg(document), encoding="utf-8")
+        plot.write_text(serving_svg(document, PUBLISHED if peers else ()), encoding="utf-8")
     print_json(document)
 
 
