@@ -28,9 +28,10 @@ def random(*shape, seed=0):
 class Case:
     """Groups that stand at different frames, steps and pages of one arena, and all buffers that a kernel may touch."""
 
-    def __init__(self, groups=3, look_back=3, dim=DIM, uniform=False, streams=None):
+    def __init__(self, groups=3, look_back=3, dim=DIM, uniform=False, streams=None, heads=HEADS):
         self.look_back, self.dim = look_back, dim
-        self.block = 2 * LAYER + 2 * look_back * dim
+        layer = 2 * heads * CHUNK * WIDTH
+        self.block = 2 * layer + 2 * look_back * dim
         self.block = -(-self.block // 16) * 16
         pages = 4
         self.arena = random(groups * pages * STEPS * self.block)
@@ -47,7 +48,7 @@ class Case:
         self.rows = Rows(
             CHUNK, look_back, starts.to(DEVICE), counts.to(DEVICE), steps.to(DEVICE),
             table[at, current].to(DEVICE), table[at, (current - 1).clamp(min=0)].to(DEVICE), table.to(DEVICE),
-            self.block, 2 * LAYER, self.arena, lambda offset: self.arena[offset:], uniform,
+            self.block, 2 * layer, self.arena, lambda offset: self.arena[offset:], uniform,
         )  # fmt: skip
         self.hidden = random(PADDED, dim)
 
@@ -59,11 +60,11 @@ class Case:
         return x
 
 
-def both(name, case, arguments, outputs, **options):
+def both(name, case, arguments, outputs, kernels=dit, **options):
     """Runs kernel and plain version from the same state, and compares ``outputs`` and all pages."""
     outputs = [*outputs, case.arena]
     before = [output.clone() for output in outputs]
-    getattr(dit, name)(case.rows, *arguments, **options)
+    getattr(kernels, name)(case.rows, *arguments, **options)
     got = [output.clone() for output in outputs]
     for output, old in zip(outputs, before, strict=True):
         output.copy_(old)

@@ -1,0 +1,60 @@
+"""Triton kernels of launches of many streams against their plain versions, as in ``test_kernels_dit``."""
+
+import pytest
+import torch
+
+from tests.test_kernels_dit import (
+    DIM,
+    HEADS,
+    INNER,
+    LAYER,
+    PADDED,
+    STEPS,
+    WIDTH,
+    Case,
+    Tile,
+    both,
+    folded,
+    random,
+)
+from vivace.kernels.dit_reference import Added
+
+dit_packed = pytest.importorskip("vivace.kernels.dit_packed")
+KERNELS = dit_packed.PackedKernels(2)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("tile", [Tile(16, 16, 16), Tile(32, 64, 16), Tile(16, 32, 48 // 3)])
+def test_qkv(uniform, tile):
+    """Tiles of one head, of part of it and of several."""
+    heads = 4 if tile.columns == 64 else 2
+    case = Case(uniform=uniform, heads=heads)
+    rope = random(2, 18, WIDTH // 2)
+    query = random(PADDED, heads * WIDTH)
+    arguments = (case.normed(3), folded(3 * heads * WIDTH), rope, query, heads, 2 * heads * 5 * WIDTH)
+    both("qkv", case, arguments, [query], kernels=KERNELS, tile=tile)
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_attention(pages):
+    case = Case(groups=4)
+    mixed = torch.zeros(PADDED, INNER, device=case.arena.device)
+    query = random(PADDED, INNER)
+    tile = Tile(16, 16, pages)
+    both("attention", case, (query, mixed, HEADS, LAYER), [mixed], kernels=KERNELS, tile=tile)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_add_projection(uniform):
+    case = Case(uniform=uniform)
+    out = case.normed(3, filled=False)
+    added = Added(random(DIM, 32), random(DIM), random(STEPS, DIM), random(STEPS, DIM, seed=5))
+    arguments = (random(PADDED, 32), added, case.hidden, out)
+    outputs = [case.hidden, out.scaled, *out.view()]
+    both("add_projection", case, arguments, outputs, kernels=KERNELS, tile=Tile(16, 16, 16))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_ff_in(uniform):
+    case, out = Case(uniform=uniform), random(PADDED, 32)
+    both("ff_in", case, (case.normed(3), folded(32), out), [out], kernels=KERNELS, tile=Tile(16, 32, 16))
