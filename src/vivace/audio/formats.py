@@ -123,7 +123,7 @@ class WavWriter(AudioWriter):
         self._data_bytes = 0
         self._start = self._file.tell() if self._file.seekable() else None
         try:
-            _write_all(self._file, wav_header(rate_hz, UNKNOWN_SIZE if self._start is None else 0))
+            write_all(self._file, wav_header(rate_hz, UNKNOWN_SIZE if self._start is None else 0))
             self._file.flush()
         except BaseException:  # a full disk
             self.abort()
@@ -138,12 +138,12 @@ class WavWriter(AudioWriter):
         if self._file is None:
             raise ValueError("write to a closed WavWriter")
         pcm = pcm16(samples)
-        _write_all(self._file, pcm)
+        write_all(self._file, pcm)
         self._data_bytes += len(pcm)
         if self._start is not None:
             self._file.flush()
             self._file.seek(self._start)
-            _write_all(self._file, wav_header(self._rate_hz, self._data_bytes))
+            write_all(self._file, wav_header(self._rate_hz, self._data_bytes))
             self._file.seek(self._start + WAV_HEADER_BYTES + self._data_bytes)
         self._file.flush()
 
@@ -171,9 +171,9 @@ class WavWriter(AudioWriter):
         riff_size = WAV_HEADER_BYTES - 8 + self._data_bytes + len(tail)
         if self._file is None or self._path is None or self._start is None or riff_size > UNKNOWN_SIZE:
             return
-        _write_all(self._file, tail)
+        write_all(self._file, tail)
         self._file.seek(self._start + 4)
-        _write_all(self._file, struct.pack("<I", riff_size))
+        write_all(self._file, struct.pack("<I", riff_size))
 
 
 class EncodedWriter(AudioWriter):
@@ -240,7 +240,7 @@ class _Target:
 
     def write(self, data: bytes) -> int:
         try:
-            _write_all(cast("BinaryIO", self._file), data)
+            write_all(cast("BinaryIO", self._file), data)
         except OSError as error:
             self.error = self.error or error
         return len(data)
@@ -281,7 +281,7 @@ def check_target(path: Path | str) -> None:
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", str(path))
 
 
-def _write_all(file: BinaryIO, data: bytes) -> None:
+def write_all(file: BinaryIO, data: bytes) -> None:
     """Write every byte: an unbuffered file may take fewer at a time."""
     view = memoryview(data)
     while view:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from vivace import __version__
+from vivace.cli.batch import batch
 from vivace.cli.bench import bench_app, limits
 from vivace.cli.options import print_line
 from vivace.cli.server import serve
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (say, transform, convert, doctor, random_checkpoint, serve, limits):
+for command in (say, transform, batch, convert, doctor, random_checkpoint, serve, limits):
     app.command()(command)
 app.add_typer(voice_app, name="voice")
 app.add_typer(bench_app, name="bench")

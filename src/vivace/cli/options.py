@@ -75,6 +75,7 @@ def open_engine(
     *,
     warm_up: bool = True,
     tokenizer: Path | None = None,
+    max_streams: int | None = None,
     deterministic: bool = False,
 ) -> Engine:
     """The engine that the options name."""
@@ -88,6 +89,7 @@ def open_engine(
         lm_variant=lm.value,
         tokenizer=tokenizer,
         warm_up=warm_up,
+        max_streams=max_streams,
         deterministic=deterministic,
     )
 

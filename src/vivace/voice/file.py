@@ -152,8 +152,11 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def temporary_file(target: Path, data: bytes) -> Iterator[Path]:
+def temporary_file(target: Path, data: bytes, mode: int = 0o600) -> Iterator[Path]:
     """``data``, safely on disk, in a file next to ``target`` that is gone afterwards unless it was moved.
+
+    Args:
+        mode: permissions, as far as the process's mask leaves them.
 
     Raises:
         VivaceError: ``storage_full`` or another failure to write, also within the block.
@@ -161,7 +164,7 @@ def temporary_file(target: Path, data: bytes) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
         )
         with open(descriptor, "wb") as file:
             file.write(data)
