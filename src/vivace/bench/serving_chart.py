@@ -199,7 +199,8 @@ def _curve(line: Line, across: Axis, up: Axis) -> list[str]:
 
 def _line_labels(lines: Sequence[Line], up: Axis) -> list[str]:
     """Name and last value of each line on the right, none over another."""
-    ended = sorted((line for line in lines if line.points), key=lambda line: up.at(line.points[-1][1]))
+    ended = [line for line in reversed(lines) if line.points]  # of equal ones the last is on top, as drawn
+    ended.sort(key=lambda line: up.at(line.points[-1][1]))
     said, before = [], -math.inf
     for line in ended:
         value = line.points[-1][1]
