@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vivace.config import DiTConfig
 from vivace.kernels import dit
 from vivace.kernels.dit import LOG2_E, Tile, _blocks, _launch
 from vivace.kernels.dit_packed_kernels import (
@@ -58,6 +59,13 @@ TILES: dict[int, dict[str, Tile]] = {
     },
 }
 """From so many streams on, for each call of the solver. The depth of the attention is its pages at once."""
+
+
+def serves(config: DiTConfig, dtype: torch.dtype) -> bool:
+    """Whether the tiles fit these sizes."""
+    widths = config.heads * config.dim_head, config.dim, config.dim * config.ff_mult
+    whole = all(width % 256 == 0 for width in widths)
+    return whole and dtype == torch.bfloat16 and config.dim_head == 64 and config.static_chunk_frames <= 64
 
 
 class PackedKernels:

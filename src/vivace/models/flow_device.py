@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vivace.models.flow import FlowModel
-from vivace.models.flow_kernels import Kernels, choose_kernels
+from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
@@ -54,7 +54,7 @@ class DeviceFlow(PagedFlow):
         self.layout = PageLayout.of(config)
         dtype = self.weights.x.dtype
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
-        self._options = options
+        self._is_chosen, self._options = kernels is None, options
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
         self.pool = PagePool(self.layout.page, dtype, device, max_bytes)
         velocities = torch.zeros(config.noise_frames, config.dit.mel_dim, device=device)
@@ -149,6 +149,9 @@ class DeviceFlow(PagedFlow):
     def solver(self, streams: int) -> Solver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""
         if streams not in self._solvers:
+            kernels = self._kernels
+            if self._is_chosen:
+                kernels = choose_packed(kernels, self._config, self.weights.x.dtype, self.device, streams)
             self._solvers[streams] = Solver(
                 self._config,
                 self.weights,
@@ -157,7 +160,7 @@ class DeviceFlow(PagedFlow):
                 self.layout,
                 self.start.velocities,
                 streams,
-                self._kernels,
+                kernels,
                 self._options,
                 self._use_graphs,
             )

@@ -39,6 +39,17 @@ def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:
     return True
 
 
+def choose_packed(
+    single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device, streams: int
+) -> Kernels:
+    """Those for launches of ``streams`` streams, beside those chosen for one."""
+    if streams == 1 or single is dit_reference or torch.cuda.get_device_capability(device)[0] != 9:
+        return single
+    from vivace.kernels import dit_packed
+
+    return dit_packed.PackedKernels(streams) if dit_packed.serves(config.dit, dtype) else single
+
+
 def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
     """The fastest kernels that fit, as far as measured.
 
