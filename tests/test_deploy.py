@@ -228,4 +228,4 @@ def test_the_dashboards_panels_ask_for_figures_that_exist(tmp_path):
 def test_labels_of_the_dashboard_exist(tmp_path):
     dashboard = (DEPLOY / "grafana/dashboards/vivace.json").read_text(encoding="utf-8")
     used = set(re.findall(r"\{\{(\w+)\}\}", dashboard)) | set(re.findall(r"by \((\w+)\)", dashboard))
-    assert used == {"outcome", "front_end", "code", "state", "le"}
+    assert used == {"outcome", "front_end", "code", "state", "le", "engine"}

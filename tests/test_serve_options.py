@@ -11,15 +11,16 @@ from vivace.engine import engine as engine_module
 from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
 from vivace.engine.device_stages import QUEUE_PER_ROW
 from vivace.engine.engine import MOST_STREAMS
+from vivace.errors import ServeError
 
 
 @pytest.fixture
 def served(monkeypatch):
-    """The settings with which the server would have opened its engine."""
+    """The settings with which the server would have opened its engine, and the devices of several."""
     seen = []
 
-    def open_service(settings, watermark):
-        seen.append(settings)
+    def open_service(settings, watermark, devices):
+        seen.append((settings, devices))
 
     def run(open_service, *_):
         open_service()
@@ -38,11 +39,22 @@ def served(monkeypatch):
 
 
 def test_streams_and_determinism_reach_the_engine(served):
-    settings = served("--max-streams", "12", "--deterministic")
+    settings, _ = served("--max-streams", "12", "--deterministic")
     assert (settings.max_streams, settings.deterministic) == (12, True)
-    settings = served()
-    assert (settings.max_streams, settings.deterministic) == (None, False)
-    assert served("--no-deterministic").deterministic is False
+    settings, devices = served()
+    assert (settings.max_streams, settings.deterministic, settings.device) == (None, False, "cpu")
+    assert devices == ("cpu",)
+    assert served("--no-deterministic")[0].deterministic is False
+
+
+def test_devices_reach_the_engines(served, monkeypatch):
+    assert served("--devices", "cpu,cuda:1")[1] == ("cpu", "cuda:1")
+    assert served("--device", "cuda:1")[1] == ("cuda:1",)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    settings, devices = served("--device", "cuda", "--gpus", "all")
+    assert (settings.device, devices) == ("cuda:0", ("cuda:0", "cuda:1", "cuda:2"))
+    with pytest.raises(ServeError, match="has 3 GPUs"):
+        served("--device", "cuda", "--gpus", "4")
 
 
 @pytest.mark.parametrize("number", [0, MOST_STREAMS + 1])

@@ -28,6 +28,10 @@ def serve(
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
+    devices: Annotated[
+        str | None, typer.Option(help="An engine on each: cuda:0,cuda:1 (instead of --device).")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="An engine on each of so many GPUs, or 'all'.")] = None,
     max_streams: MaxStreams = None,
     deterministic: Deterministic = False,
     api_keys: Annotated[
@@ -75,15 +79,25 @@ def serve(
         if wyoming:
             home = doors.enter_context(bind(config, wyoming_host, wyoming_port, "--wyoming-port"))
         # Only now: what is wrong with the address is said before the engine's libraries are loaded.
+        from torch.cuda import device_count
+
         from vivace.server.child import EngineSettings
+        from vivace.server.devices import engine_devices
         from vivace.server.run import open_service, run
 
+        places = engine_devices(device, devices, gpus, device_count)
         settings = EngineSettings(
             model,
-            device=device,
+            device=places[0],
             dtype=dtype.value,
             lm_variant=lm.value,
             max_streams=max_streams,
             deterministic=deterministic,
         )
-        run(lambda: open_service(settings, watermark), fit_to_open_files(config), listener, print_line, home)
+        run(
+            lambda: open_service(settings, watermark, places),
+            fit_to_open_files(config),
+            listener,
+            print_line,
+            home,
+        )

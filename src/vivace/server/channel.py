@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -95,10 +95,17 @@ class Desk(Protocol):
 
 
 class ProcessStream:
-    """An asynchronous iterator of chunks. Closing or dropping it, or cancelling the waiting task, cancels."""
+    """An asynchronous iterator of chunks. Closing or dropping it, or cancelling the waiting task, cancels.
 
-    def __init__(self, desk: Desk, request: SynthesisRequest, text: AsyncIterable[str] | None) -> None:
-        self._desk = desk
+    Args:
+        find_desk: asked once, when the request begins.
+    """
+
+    def __init__(
+        self, find_desk: Callable[[], Desk], request: SynthesisRequest, text: AsyncIterable[str] | None
+    ) -> None:
+        self._find_desk = find_desk
+        self._desk: Desk | None = None
         self._request = request
         self._text = text
         self._channel: Channel | None = None
@@ -116,6 +123,7 @@ class ProcessStream:
         except BaseException:  # the end, an error, or the task was cancelled
             self._close()
             raise
+        assert self._desk is not None
         self._desk.send(channel, {"kind": "credit"})
         return chunk
 
@@ -126,9 +134,10 @@ class ProcessStream:
         await self.aclose()
 
     def __del__(self) -> None:  # in any thread
-        if self._loop is not None and not self._loop.is_closed() and self._channel is not None:
-            with suppress(RuntimeError):  # closed meanwhile
-                self._loop.call_soon_threadsafe(self._desk.cancel, self._channel)
+        if self._loop is None or self._loop.is_closed() or self._channel is None or self._desk is None:
+            return
+        with suppress(RuntimeError):  # closed meanwhile
+            self._loop.call_soon_threadsafe(self._desk.cancel, self._channel)
 
     async def aclose(self) -> None:
         """Cancels the request if it still runs."""
@@ -144,18 +153,19 @@ class ProcessStream:
         if self._is_closed:
             raise CancelledRequestError("the request was cancelled before it began")
         self._loop = asyncio.get_running_loop()
-        channel = self._channel = self._desk.open_channel()
+        desk = self._desk = self._find_desk()
+        channel = self._channel = desk.open_channel()
         try:
-            await self._desk.begin(channel, self._request, is_streamed=self._text is not None)
+            await desk.begin(channel, self._request, is_streamed=self._text is not None)
         except Exception as error:
             channel.fail(error)
         if self._text is not None and not channel.is_done:
-            self._pump = asyncio.create_task(_push_all(self._desk, channel, self._text))
+            self._pump = asyncio.create_task(_push_all(desk, channel, self._text))
         return channel
 
     def _close(self) -> None:
         self._is_closed = True
-        if self._channel is not None:
+        if self._channel is not None and self._desk is not None:
             self._desk.cancel(self._channel)
         if self._pump is not None:
             self._pump.cancel()

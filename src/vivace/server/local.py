@@ -16,20 +16,20 @@ from vivace.server.running import RunningStreams
 
 if TYPE_CHECKING:
     from vivace.datatypes import AudioChunk, SynthesisResult
-    from vivace.engine import AsyncEngine, SynthesisRequest
+    from vivace.engine import AsyncEngine, EngineRouter, SynthesisRequest
     from vivace.engine.async_stream import AsyncSpeechStream
     from vivace.server.service import ServiceState
     from vivace.voice import Voice, VoiceRegistry
 
 
 class LocalService:
-    """Speaks with an ``AsyncEngine``, which it owns: ``close`` closes it.
+    """Speaks with an ``AsyncEngine`` or several, which it owns: ``close`` closes it.
 
     Args:
         model: name for ``/v1/models``.
     """
 
-    def __init__(self, engine: AsyncEngine, model: str = "vivace-mini") -> None:
+    def __init__(self, engine: AsyncEngine | EngineRouter, model: str = "vivace-mini") -> None:
         self._engine = engine
         self._model = model
         self._running = RunningStreams()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vivace.audio.watermark import marked
-from vivace.server.metrics import GaugeSource
+from vivace.server.metrics import GaugeSource, gauges_by_engine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Mapping
+    from collections.abc import AsyncIterable, Mapping, Sequence
 
     from vivace.audio.watermark import Watermark, WatermarkMaker
     from vivace.datatypes import AudioChunk, SynthesisResult
@@ -54,6 +54,10 @@ class MarkedService:
     def gauges(self) -> Mapping[str, float]:
         """Figures for ``/metrics``."""
         return self._service.gauges() if isinstance(self._service, GaugeSource) else {}
+
+    def gauges_by_engine(self) -> Sequence[tuple[Mapping[str, str], Mapping[str, float]]]:
+        """Figures of each engine."""
+        return gauges_by_engine(self._service)
 
     def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> MarkedStream:
         """Speaks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,6 +29,8 @@ _SERVICE_GAUGES = {
     "step_seconds_p99": "99th percentile of the time of the latest steps.",
     "gpu_busy_ratio": "Share of the last second in which the GPU worked.",
     "gpu_memory_bytes": "GPU memory in use.",
+    "engine_ready": "1 while the engine takes requests.",
+    "engine_streams": "Requests that were given to the engine and have not ended.",
     "engine_restarts": "How often the engine was started again.",
     "heartbeat_age_seconds": "Age of the engine's latest sign of life.",
 }
@@ -41,6 +43,20 @@ class GaugeSource(Protocol):
     ``heartbeat_age_seconds``."""
 
     def gauges(self) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class EnginesSource(Protocol):
+    """A service of several engines: the labels of each, and its figures."""
+
+    def gauges_by_engine(self) -> Sequence[tuple[Mapping[str, str], Mapping[str, float]]]: ...
+
+
+def gauges_by_engine(service: SpeechService) -> Sequence[tuple[Mapping[str, str], Mapping[str, float]]]:
+    """Labels and figures of each engine; a service with only one has no labels."""
+    if isinstance(service, EnginesSource):
+        return service.gauges_by_engine()
+    return [({}, service.gauges())] if isinstance(service, GaugeSource) else []
 
 
 class Metrics:
@@ -99,12 +115,15 @@ class Metrics:
         self._running.set(self._service.num_running)
         for state in _STATES:
             self._state.labels(state).set(state == self._service.state)
-        given = self._service.gauges() if isinstance(self._service, GaugeSource) else {}
-        for name, value in given.items():
-            if name in _SERVICE_GAUGES:
-                if name not in self._gauges:
-                    self._gauges[name] = Gauge(
-                        f"vivace_{name}", _SERVICE_GAUGES[name], registry=self._registry
-                    )
-                self._gauges[name].set(value)
+        for labels, figures in gauges_by_engine(self._service):
+            for name, value in figures.items():
+                if name in _SERVICE_GAUGES:
+                    self._gauge(name, labels).set(value)
         return generate_latest(self._registry)
+
+    def _gauge(self, name: str, labels: Mapping[str, str]) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(
+                f"vivace_{name}", _SERVICE_GAUGES[name], list(labels), registry=self._registry
+            )
+        return self._gauges[name].labels(**labels) if labels else self._gauges[name]

@@ -80,12 +80,14 @@ class ProcessService:
         model: str = "vivace-mini",
         watch: Watch | None = None,
         command: Sequence[str] = COMMAND,
+        voices: VoiceRegistry | None = None,
     ) -> ProcessService:
         """Opens the voices and starts the engine process; returns once it is ready.
 
         Args:
             model: name for ``/v1/models``.
             command: what to run in place of our own process (tests plant faulty ones).
+            voices: those of the model, where somebody has opened them; None opens them.
 
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
@@ -93,7 +95,8 @@ class ProcessService:
         settings = settings or EngineSettings()
         if watch is None:
             watch = Watch(step_s=SLOW_STEP_SECONDS) if settings.is_slow else Watch()
-        voices = await asyncio.to_thread(open_voices, settings.model, settings.voices_folder)
+        if voices is None:
+            voices = await asyncio.to_thread(open_voices, settings.model, settings.voices_folder)
         service = cls(settings, voices, watch=watch, model=model, command=command)
         await service._supervisor.open()
         service._keep(service._watch_consumers())
@@ -126,6 +129,11 @@ class ProcessService:
         return len(self._running)
 
     @property
+    def is_full(self) -> bool:
+        """The engine has refused a request since the last one ended."""
+        return self._is_full
+
+    @property
     def engine_pid(self) -> int | None:
         """Process id of the engine; None while there is none."""
         child = self._supervisor.child
@@ -147,7 +155,7 @@ class ProcessService:
         Args:
             text: pieces of text as they arrive; ``request.text`` itself must be a str.
         """
-        return ProcessStream(self, request, text)
+        return ProcessStream(lambda: self, request, text)
 
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
@@ -164,8 +172,12 @@ class ProcessService:
         voice: Voice = await self._ask(child, header, prompt_audio)
         return voice
 
-    async def drain(self, timeout_s: float) -> None:
+    def refuse_new(self) -> None:
+        """From now on no request is taken; those that run go on."""
         self._is_draining = True
+
+    async def drain(self, timeout_s: float) -> None:
+        self.refuse_new()
         await self._running.wait_until_none(timeout_s)
 
     async def close(self) -> None:
@@ -180,7 +192,8 @@ class ProcessService:
 
     def gauges(self) -> dict[str, float]:
         """Figures for ``/metrics``."""
-        return self._supervisor.gauges()
+        figures = self._supervisor.gauges()
+        return figures | {"engine_ready": self.state == "ready", "engine_streams": self.num_running}
 
     # -- what streams ask for (channel.Desk) -----------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ import uvicorn
 
 from vivace.audio.watermark import find_watermark
 from vivace.checkpoint.model import DTYPES
-from vivace.engine import AsyncEngine
+from vivace.engine import EngineRouter
 from vivace.server.app import create_app
 from vivace.server.door import address_of
+from vivace.server.fleet import Fleet
 from vivace.server.local import LocalService
 from vivace.server.marked import MarkedService
+from vivace.server.metrics import gauges_by_engine
 from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
 from vivace.server.websocket_protocol import bounded_websocket
@@ -28,7 +31,7 @@ from vivace.server.wyoming import wyoming_server
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from fastapi import FastAPI
 
@@ -71,29 +74,36 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
     return Server(settings)
 
 
-async def open_service(settings: EngineSettings, watermark: str | None = None) -> SpeechService:
+async def open_service(
+    settings: EngineSettings, watermark: str | None = None, devices: Sequence[str] = ()
+) -> SpeechService:
     """The engine: in a process of its own where the system has them, else in a thread.
 
     Args:
+        devices: for an engine each, in place of that of ``settings``.
         watermark: name of an installed one, which all speech then carries.
 
     Raises:
         ModelFolderError: the folder cannot be used; the message names the file.
         ServeError: there is no such watermark.
     """
+    each = [replace(settings, device=device) for device in devices] or [settings]
     if watermark is None:
-        return await _open_plain(settings)
+        return await _open_plain(each)
     make = find_watermark(watermark)
-    return MarkedService(await _open_plain(settings), watermark, make)
+    return MarkedService(await _open_plain(each), watermark, make)
 
 
-async def _open_plain(settings: EngineSettings) -> SpeechService:
+async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
+    settings = each[0]
     name = "vivace-mini" if settings.model == "mini" else Path(settings.model).resolve().name
+    if os.name == "posix" and len(each) > 1:
+        return await Fleet.open(each, model=name)
     if os.name == "posix":
         return await ProcessService.open(settings, model=name)
-    engine = await AsyncEngine.open(
+    engines = await EngineRouter.open(
         settings.model,
-        device=settings.device,
+        devices=[engine.device for engine in each],
         dtype=DTYPES[settings.dtype],
         lm_variant=settings.lm_variant,
         voices_folder=settings.voices_folder,
@@ -101,7 +111,7 @@ async def _open_plain(settings: EngineSettings) -> SpeechService:
         max_streams=settings.max_streams,
         deterministic=settings.deterministic,
     )
-    return LocalService(engine, name)
+    return LocalService(engines, name)
 
 
 async def serve(
@@ -164,9 +174,12 @@ def run_on_fast_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _greeting(service: SpeechService, address: str) -> str:
-    num_voices = len(service.voices.builtin_names)
+    num_voices, num_engines = len(service.voices.builtin_names), len(gauges_by_engine(service))
+    several = f", {num_engines} engines" if num_engines > 1 else ""
     mark = f", watermark {service.watermark}" if isinstance(service, MarkedService) else ""
-    return f"Vivace speaks at {address} (model {service.model}, {num_voices} voices of its own{mark})"
+    return (
+        f"Vivace speaks at {address} (model {service.model}, {num_voices} voices of its own{several}{mark})"
+    )
 
 
 @contextlib.contextmanager
