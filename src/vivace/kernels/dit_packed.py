@@ -104,8 +104,8 @@ class PackedKernels:
             packed_qkv_kernel, grid, tile, pdl, _tiles(x.scaled, tile.rows, tile), x.sums,
             _tiles(projection.weight, tile.columns, tile), projection.folded, rope, query, rows.arena,
             rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0],
-            projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
-            HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, TILES=x.tiles, EPS=NORM_EPS,
+            x.tiles, projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
+            HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=_most(x.tiles), EPS=NORM_EPS,
             UNIFORM=rows.uniform, **_blocks(tile),
         )  # fmt: skip
 
@@ -162,9 +162,14 @@ class PackedKernels:
         _launch(
             packed_ff_in_kernel, grid, tile, pdl, _tiles(x.scaled, tile.rows, tile), x.sums,
             _tiles(projection.weight, tile.columns, tile), projection.folded, out, rows.steps, rows.num_rows,
-            x.scaled.shape[0], projection.folded[0].numel(), N=width, K=depth, CHUNK=rows.chunk, TILES=x.tiles,
-            EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
+            x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=depth, CHUNK=rows.chunk,
+            MOST=_most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
         )  # fmt: skip
+
+
+def _most(tiles: int) -> int:
+    """For how many sums a row has at most a kernel is compiled."""
+    return max(16, triton.next_power_of_2(tiles))
 
 
 def _tiles(matrix: Tensor, count: int, tile: Tile) -> TensorDescriptor:

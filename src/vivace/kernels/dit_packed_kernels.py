@@ -14,7 +14,6 @@ from vivace.kernels.dit_kernels import (
     _let_next_start,
     _load_folded,
     _load_steps,
-    _load_sums,
     _store_normed,
     _unfold,
     _wait,
@@ -40,6 +39,16 @@ def _product(
 
 
 @triton.jit
+def _load_sums(stats_ptr, rows, padded, tiles, MOST: tl.constexpr):
+    """Sums and sums of squares of each row's tiles. How many there are is no constant: one kernel serves all."""
+    tile = tl.arange(0, MOST)
+    at = rows[:, None] * tiles + tile[None, :]
+    mask = (tile < tiles)[None, :]
+    sums = tl.load(stats_ptr + at, mask=mask, other=0.0)
+    return sums, tl.load(stats_ptr + padded * tiles + at, mask=mask, other=0.0)
+
+
+@triton.jit
 def _rotate_first_head(x, position, channels, rope_ptr, POSITIONS, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                        DIM_HEAD: tl.constexpr):  # fmt: skip
     """Turns neighbouring channels of head 0 by the angle of the row's position; the other heads stay."""
@@ -53,11 +62,11 @@ def _rotate_first_head(x, position, channels, rope_ptr, POSITIONS, BLOCK_M: tl.c
     return tl.reshape(turned, (BLOCK_M, BLOCK_N))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "tiles"])
 def packed_qkv_kernel(
     a, stats_ptr, w, folded_ptr, rope_ptr, q_ptr, arena_ptr, starts_ptr, counts_ptr, steps_ptr, here_ptr,
-    M, padded, steps_n, positions, layer_offset, step_stride,
-    K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr,
+    M, padded, tiles, steps_n, positions, layer_offset, step_stride,
+    K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
     EPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -73,7 +82,7 @@ def packed_qkv_kernel(
     frame = rows - group * CHUNK
     step = _load_steps(steps_ptr, group, UNIFORM)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, 3 * INNER)
-    sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
+    sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
     part = first_column // INNER  # tiles do not cross the border of queries, keys and values
     channels = first_column % INNER + tl.arange(0, BLOCK_N)
@@ -98,7 +107,7 @@ def packed_qkv_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def packed_add_kernel(
     a, w, bias_ptr, gate_ptr, scale_ptr, hidden_ptr, scaled_ptr, stats_ptr, steps_ptr, M, padded,
     N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, UNIFORM: tl.constexpr,
@@ -121,10 +130,10 @@ def packed_add_kernel(
     _store_normed(x, scale, rows, columns, keep, scaled_ptr, stats_ptr, padded, tl.program_id(1), N, TILES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "tiles"])
 def packed_ff_in_kernel(
-    a, stats_ptr, w, folded_ptr, out_ptr, steps_ptr, M, padded, steps_n,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
+    a, stats_ptr, w, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
+    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
@@ -136,7 +145,7 @@ def packed_ff_in_kernel(
     keep = rows < M
     step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
-    sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
+    sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
