@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +62,30 @@ def random_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random") / "model"
     write_random_checkpoint(folder, size="tiny", seed=0, dtype="float32")
     return folder
+
+
+@pytest.fixture
+def vivace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, list[str], list[str]]]:
+    """Runs the command in this process: (exit code, lines of standard output, of standard error)."""
+    monkeypatch.setenv("VIVACE_VOICES", str(tmp_path / "voices"))
+    monkeypatch.chdir(tmp_path)
+
+    from vivace import cli
+
+    def run(*arguments: object, stdin: str | io.TextIOBase = "") -> tuple[int, list[str], list[str]]:
+        monkeypatch.setattr(sys, "argv", ["vivace", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", stdin if isinstance(stdin, io.TextIOBase) else io.StringIO(stdin))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out.splitlines(), printed.err.strip().splitlines()
+
+    return run
 
 
 @pytest.fixture

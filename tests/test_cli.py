@@ -15,30 +15,10 @@ import pytest
 import soundfile
 
 from tests.helpers import speech_like_wav
-from vivace import __version__, cli
+from vivace import __version__
 from vivace.config import cpu_threads, engine_environment
 from vivace.engine import open_voices
 from vivace.voice import save_voice
-
-
-@pytest.fixture
-def vivace(monkeypatch, capsys, tmp_path):
-    """Runs the command in this process: (exit code, lines of standard output, of standard error)."""
-    monkeypatch.setenv("VIVACE_VOICES", str(tmp_path / "voices"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["vivace", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", stdin if isinstance(stdin, io.TextIOBase) else io.StringIO(stdin))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out.splitlines(), printed.err.strip().splitlines()
-
-    return run
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,7 +33,7 @@ VOICES_AT_ONCE = 8
 """Recordings that are encoded side by side; the engine's pool for them takes no more than 16."""
 
 MAX_REFUSALS = 3
-"""Times that the engine may find no room for a request while nothing else is in flight."""
+"""Times in a row that the engine may find no room for a request while nothing else is in flight."""
 
 FATAL = ("storage_full", "engine_closed")
 """Errors that the next job would meet as well."""
@@ -160,20 +161,18 @@ class JobRunner:
         return None if is_silent else spoken
 
     async def _speak(self, request: SynthesisRequest) -> Spoken:
-        """Takes all audio of a request; one for which there is no room waits until another has ended."""
+        """Takes all audio of a request. One for which there is no room comes again when another has ended, or later."""
         refusals = 0
         while True:
             try:
                 async with self._streams:
                     return await self._take(request)
             except OverloadedError as error:
-                if self._num_running:
-                    await self._ended.wait()
-                    continue
-                refusals += 1
+                refusals = 0 if self._num_running else refusals + 1
                 if refusals > MAX_REFUSALS:
                     raise
-                await asyncio.sleep(error.retry_after_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), error.retry_after_s)
 
     async def _take(self, request: SynthesisRequest) -> Spoken:
         self._num_running += 1
@@ -183,11 +182,11 @@ class JobRunner:
                 async for chunk in stream:
                     segments.setdefault(chunk.segment, []).append(chunk.samples)
                 parts = [join(pieces) for pieces in segments.values()]
+                self._ended.set()
+                self._ended = asyncio.Event()
                 return Spoken(stream.summary(join(parts)), parts)
         finally:
             self._num_running -= 1
-            self._ended.set()
-            self._ended = asyncio.Event()
 
     def _is_silent(self, spoken: Spoken, voice: str | Voice | None) -> bool:
         joint = int(JOINT_SECONDS * spoken.result.sample_rate_hz)
