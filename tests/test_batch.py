@@ -4,8 +4,9 @@ import asyncio
 import errno
 import json
 import os
+import re
 import wave
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from vivace import (
     VivaceError,
 )
 from vivace.audio.formats import pcm16
-from vivace.batch import BadJob, Batch, BatchJob, ResultsFolder, read_jobs
+from vivace.batch import BadJob, Batch, BatchJob, JobResult, ResultsFolder, read_jobs
+from vivace.batch.jobs import MEMBERS
 from vivace.batch.speak import MAX_REFUSALS, other_seed
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.request import MAX_SEED
@@ -225,6 +227,17 @@ def test_ids_that_would_share_a_file_are_reported(read, engine, out):
     assert summary.done == 2
     again, _ = run(engine, jobs, out)  # their failure does not hide that the first of each is done
     assert (again.done, again.skipped) == (0, 2)
+
+
+def test_the_page_shows_jobs_results_and_every_member(read):
+    page = (Path(__file__).parent.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    jobs, result = re.findall(r"^```json\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
+    for each in read(*jobs.encode().splitlines()):
+        assert isinstance(each, BatchJob)
+        each.check()
+    assert json.loads(result).keys() == asdict(JobResult("a")).keys()
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(MEMBERS)
 
 
 # -- what is written -----------------------------------------------------------------------------------------------
