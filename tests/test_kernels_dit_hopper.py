@@ -63,6 +63,7 @@ def test_attention(kernels, model, streams, frames, pages):
 
 
 @pytest.mark.parametrize("resident", [False, True])
+@torch.no_grad()
 def test_stream(kernels, model, resident, monkeypatch):
     if resident and not kernels.has_resident:
         pytest.skip("the resident kernel does not fit")

@@ -17,6 +17,7 @@ from tests.test_hift_stream import make_model, random_mel
 from vivace.config import VocoderConfig
 from vivace.kernels import hift_reference
 from vivace.kernels.hift_plan import Conv, Param
+from vivace.layers.precision import full_float32
 from vivace.models.hift_device import DeviceStream, DeviceVocoder
 from vivace.models.source import CounterNoise
 
@@ -173,7 +174,7 @@ def test_all_but_convolutions(name: str, kernels: Any) -> None:
 def test_a_stream_through_the_kernels_equals_the_plain_model(kernels: Any) -> None:
     vocoder = make_vocoder("small", use_kernels=True)
     mel = random_mel(7, seed=2).to(DEVICE)
-    with torch.inference_mode():
+    with torch.inference_mode(), full_float32(torch.device(DEVICE)):
         whole = make_model(SMALL).to(DEVICE)(mel[None], noise=CounterNoise(6))[0].cpu().numpy()
     stream = vocoder.open(6)
     parts = [vocoder.step(stream, mel[:, :6], False), vocoder.step(stream, mel[:, 6:], True)]

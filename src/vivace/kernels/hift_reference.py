@@ -66,7 +66,8 @@ def _conv_group(
         arena.storage_offset() + group.x + first * op.channels_in,
     )
     if op.mel_row is not None:
-        reads = torch.arange(count)[:, None] + torch.arange(group.taps)
+        rows = torch.arange(count, device=arena.device)
+        reads = rows[:, None] + torch.arange(group.taps, device=arena.device)
         x = torch.where((reads < int(params[Param.MEL_ROWS]) - first)[..., None], x, 0.0)
         x = to_tf32(x) if is_rounded else x
     y = x.flatten(1) @ weight.T + op.bias[index]
@@ -124,7 +125,7 @@ def phases(
 ) -> None:
     """The phase of every harmonic in the new frames; the rows' flags become zero."""
     flags[:, 0] = 0
-    multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32)
+    multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32, device=arena.device)
     for row, numbers in zip(arena, params, strict=True):
         frames, kept = int(numbers[Param.F0_FRAMES]), states.phases[int(numbers[Param.SLOT]), : op.harmonics]
         if int(numbers[Param.IS_FIRST]):
@@ -149,14 +150,16 @@ def _samples_row(op: Source, arena: Tensor, params: Tensor) -> None:
     frames = int(params[Param.F0_FRAMES])
     f0 = arena[op.f0 : op.f0 + frames, None, None]
     cycles = _rows(arena, op.starts, frames, 16)[:, None, : op.harmonics]
-    multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32)
+    device = arena.device
+    multiples = torch.arange(1, op.harmonics + 1, dtype=torch.float32, device=device)
     if op.per_sample:
         step = torch.remainder(f0 * multiples / op.rate_hz, 1.0)
-        cycles = cycles + step * torch.arange(1, op.hop + 1, dtype=torch.float32)[:, None]
+        cycles = cycles + step * torch.arange(1, op.hop + 1, dtype=torch.float32, device=device)[:, None]
     waves = torch.sin(cycles * (2 * math.pi)) * op.amplitude  # [frames, hop or 1, harmonics]
     voiced = (f0 > op.threshold_hz).float()
     level = voiced * op.voiced_noise + (1 - voiced) * (op.amplitude / 3)
-    index = torch.arange(frames * op.hop * op.harmonics) + int(params[Param.F0_START] * op.hop * op.harmonics)
+    index = torch.arange(frames * op.hop * op.harmonics, device=device)
+    index += int(params[Param.F0_START] * op.hop * op.harmonics)
     noise = _hash(index, int(params[Param.NOISE_KEY])).view(frames, op.hop, op.harmonics)
     mixed = (waves * voiced + level * noise) @ op.mix[:-1] + op.mix[-1]
     start = op.samples + int(params[Param.F0_START] - params[Param.START]) * op.hop
@@ -179,9 +182,10 @@ def spectrum(
         count = _count(op.rows, numbers)
         if count == 0:
             continue
-        column = torch.arange(-op.before, count)
+        column = torch.arange(-op.before, count, device=arena.device)
         start = int(numbers[Param.START]) * op.hop_frame
-        place = (column[:, None] * op.hop + start + torch.arange(op.n_fft) - op.n_fft // 2).abs()
+        taps = torch.arange(op.n_fft, device=arena.device)
+        place = (column[:, None] * op.hop + start + taps - op.n_fft // 2).abs()
         if int(numbers[Param.IS_LAST]):
             end = start + int(numbers[Param.FRAMES]) * op.hop_frame
             place = torch.where(place >= end, 2 * (end - 1) - place, place)
@@ -244,7 +248,7 @@ def inverse(
         first = max(-(op.n_fft // op.hop - 1), -start * per_frame)
         count = frames * per_frame + 1 - first
         columns = _rows(row, op.frames + first * op.n_fft, count, op.n_fft)
-        sums = torch.zeros(2, (count - 1) * op.hop + op.n_fft)
+        sums = torch.zeros(2, (count - 1) * op.hop + op.n_fft, device=arena.device)
         for index, column in enumerate(columns):
             place = slice(index * op.hop, index * op.hop + op.n_fft)
             sums[0, place] += column
