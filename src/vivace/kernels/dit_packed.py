@@ -169,7 +169,7 @@ class PackedKernels:
 
 def _most(tiles: int) -> int:
     """For how many sums a row has at most a kernel is compiled."""
-    return max(16, triton.next_power_of_2(tiles))
+    return max(16, 1 << (tiles - 1).bit_length())
 
 
 def _tiles(matrix: Tensor, count: int, tile: Tile) -> TensorDescriptor:
