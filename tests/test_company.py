@@ -231,7 +231,7 @@ def test_a_fault_of_a_whole_launch_ends_its_requests_and_not_the_engine(engine, 
 def test_memory_that_is_missing_at_any_launch_ends_its_requests_and_loses_nothing(
     engine, ask, alone, monkeypatch, stage
 ):
-    """The n-th launch of a stage fails, for every n until none does."""
+    """The n-th launch of a stage fails, and its halves down to one row, for every n until none does."""
     stages = engine._stages._device
     owner, name = {
         "flow": (stages.flow._flow, "_run"),
@@ -247,8 +247,8 @@ def test_memory_that_is_missing_at_any_launch_ends_its_requests_and_loses_nothin
         calls = []
 
         def launch(*arguments, failing=failing, calls=calls):
-            calls.append(arguments)
-            if len(calls) == failing:
+            calls.append(1 if stage == "prompt" else len(arguments[0]))
+            if failing <= len(calls) < failing + calls[failing - 1].bit_length():
                 raise torch.OutOfMemoryError("no memory")
             return original(*arguments)
 
@@ -257,7 +257,7 @@ def test_memory_that_is_missing_at_any_launch_ends_its_requests_and_loses_nothin
             lives = [engine.submit(ask(number)) for number in numbers]
             run_to_the_end(engine)
         failed = [live for live in lives if live.error is not None]
-        assert bool(failed) == (len(calls) >= failing)
+        assert len(failed) == (len(calls) >= failing)
         assert all(isinstance(live.error, OverloadedError) for live in failed)
         assert held(engine) == (0, 0, 0)
         for number, live in zip(numbers, lives, strict=True):

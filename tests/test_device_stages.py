@@ -1,5 +1,7 @@
 """The engine on paged stages: same tokens, same audio, everything given back; on a CPU with plain kernels."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -134,4 +136,5 @@ def test_the_next_tokens_are_queued_while_audio_is_made(paged, monkeypatch):
     )
     engine.synthesize(SynthesisRequest(TEXT))
     order = "".join({"vocoder": "v", "lm": "l", "take": "t"}[name] for name, _ in queued)
-    assert "vlt" in order  # the speech LM's work lies between a chunk's launch and the wait for it
+    # The speech LM's work lies between a chunk's launch and the wait for it.
+    assert re.search("vl+t", order)

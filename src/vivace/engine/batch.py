@@ -1,9 +1,12 @@
 """Runs what the scheduler planned for many requests together, on paged stages.
 
 A step queues one launch of the flow for all chunks, one of the vocoder for what comes of them, and one of the speech
-LM for all rows; only then does it wait, first for the audio. The tokens are taken at the beginning of the next step.
-So the device has work from the first launch of a step to the last. What fails, fails alone: each row carries its own
-flag of values that are not finite.
+LM for all rows (``decoder``); only then does it wait, first for the audio. The tokens are taken at the beginning of the
+next step. So the device has work from the first launch of a step to the last. What fails, fails alone: each row carries
+its own flag of values that are not finite, and where memory is missing for many rows, fewer are tried.
+
+The last chunk of a voice's prompt may look ahead on new tokens. The flow gets it as soon as these are known, while the
+speech LM goes on to the first border: the first chunk then finds it done.
 
 The samples of a request do not depend on how many chunks a step renders of it: its frames go to the vocoder chunk by
 chunk, cut at the absolute borders.
@@ -13,15 +16,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vivace.engine.decoder import BatchDecoder
 from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, DeviceVocoderSession
-from vivace.engine.lm_device import DeviceLMSession
 from vivace.engine.work import Outcome, Rendering, attempt
 
 if TYPE_CHECKING:
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from vivace.engine.stages import Stages
     from vivace.models.flow_paged import MelHandle
 
-_Planned = tuple[tuple[int, int], ...]
+
+_Early = tuple["Segment", int]
+"""A segment, and how many of its tokens the flow gets before its first chunk."""
 
 
 @dataclass(slots=True)
@@ -71,29 +76,25 @@ class BatchRunner:
     def __init__(self, stages: Stages, device: DeviceStages) -> None:
         self._stages, self._device = stages, device
         self._flow: Any = device.flow
-        self._decoding: list[tuple[LiveRequest, Segment]] = []
+        self.decoder = BatchDecoder(stages, device.lm)
 
     def collect(self) -> Iterator[Outcome]:
-        """Takes the tokens that the last step queued."""
-        decoding, self._decoding = self._decoding, []
-        started = time.perf_counter()
-        for live, segment in decoding:
-            if not live.is_done and live.segment is segment:
-                yield attempt(live, partial(self._take_tokens, live, segment, started))
+        """Takes tokens that earlier steps queued."""
+        return self.decoder.collect()
 
     def run(self, plan: StepPlan, lives: Mapping[int, LiveRequest]) -> Iterator[Outcome]:
         """Queues everything, then waits for the audio; an outcome for each request that has news."""
         started = time.perf_counter()
         parts = [part for entry in plan.render if (part := self._begin(lives[entry[0]], entry[1]))]
+        early = self._early([lives[request_id] for request_id, _ in plan.decode], parts)
         with self._stages.span("flow"):
-            self._launch_flow(parts)
+            self._launch_flow(parts, early)
         self._judge(parts)
         launched = time.perf_counter()
         with self._stages.span("vocoder"):
             self._launch_vocoder(parts)
         failed = {part.live.request_id for part in parts if part.outcome is not None}
-        with self._stages.span("lm"):
-            yield from self._launch_lm(plan.decode, lives, failed)
+        yield from self.decoder.launch(plan.decode, lives, failed)
         waited = time.perf_counter()
         flow_ms, vocoder_ms = (launched - started) * 1e3, (waited - launched) * 1e3
         for part in parts:
@@ -123,7 +124,19 @@ class BatchRunner:
             for part in parts:
                 part.fail(error)
 
-    def _launch_flow(self, parts: list[_Part]) -> None:
+    def _early(self, lives: Sequence[LiveRequest], parts: Sequence[_Part]) -> list[_Early]:
+        """Segments whose prompt's last chunk can be computed now, and with how many tokens."""
+        rendered = {part.live.request_id for part in parts}
+        found: list[_Early] = []
+        for live in lives:
+            segment = live.segment
+            if segment is not None and live.request_id not in rendered:
+                count = self.decoder.early_tokens(live, segment)
+                if 0 < count <= len(segment.tokens):
+                    found.append((segment, count))
+        return found
+
+    def _launch_flow(self, parts: list[_Part], early: list[_Early]) -> None:
         together = []
         for part in parts:
             segment = part.work.segment
@@ -133,21 +146,28 @@ class BatchRunner:
                 together.append(part)
             else:
                 self._guard([part], partial(self._run_flow_alone, part))
-        if together:
-            self._guard(together, partial(self._run_flow_together, together))
+        if together or early:
+            self._guard(together, partial(self._run_flow_together, together, early))
 
     def _run_flow_alone(self, part: _Part) -> None:
         part.mel = self._stages.mel_of(part.work)
 
-    def _run_flow_together(self, parts: list[_Part]) -> None:
+    def _run_flow_together(self, parts: list[_Part], early: list[_Early]) -> None:
         items: list[Any] = []
         for part in parts:
-            assert part.work.segment is not None
-            items.append((part.work.segment.flow, part.work.tokens, part.work.segment_ends))
-        for part, handle in zip(parts, self._flow.launch_batch(items), strict=True):
+            segment = part.work.segment
+            assert segment is not None
+            tokens = part.work.tokens[segment.early_tokens if part.work.is_first else 0 :]
+            items.append((segment.flow, tokens, part.work.segment_ends))
+        items += [(segment.flow, segment.tokens[:count], False) for segment, count in early]
+        handles = self._flow.launch_batch(items)
+        for part, handle in zip(parts, handles, strict=False):
             part.handle, part.mel = handle, handle.mel
             if handle.error is not None:
                 part.fail(handle.error)
+        for (segment, count), handle in zip(early, handles[len(parts) :], strict=True):
+            if handle.error is None:  # or it is tried again with the first chunk
+                segment.early_tokens, segment.early_mel = count, handle
 
     def _judge(self, parts: list[_Part]) -> None:
         """A whole segment near silence is decoded again."""
@@ -193,8 +213,14 @@ class BatchRunner:
             else:
                 self._guard([part], partial(self._run_vocoder_alone, part, piece, is_last))
         if together:
-            items = [item for _, item in together]
-            self._guard([part for part, _ in together], partial(DeviceVocoderSession.launch_batch, items))
+            self._guard([part for part, _ in together], partial(self._run_vocoder_together, together))
+
+    @staticmethod
+    def _run_vocoder_together(row: list[tuple[_Part, tuple[DeviceVocoderSession, Tensor, bool]]]) -> None:
+        errors = DeviceVocoderSession.launch_batch([item for _, item in row])
+        for (part, _), error in zip(row, errors, strict=True):
+            if error is not None:
+                part.fail(error)
 
     @staticmethod
     def _run_vocoder_alone(part: _Part, piece: Tensor, is_last: bool) -> None:
@@ -207,6 +233,10 @@ class BatchRunner:
         live = part.live
         if part.handle is not None:
             part.handle.check()
+        segment = part.work.segment
+        if segment is not None and segment.early_mel is not None:
+            segment.early_mel.check()
+            segment.early_mel = None
         rendered = time.perf_counter()
         vocoder = live.vocoder
         if isinstance(vocoder, DeviceVocoderSession):
@@ -216,57 +246,3 @@ class BatchRunner:
         live.times.flow_ms += (rendered - waited) * 1e3
         live.times.vocoder_ms += (time.perf_counter() - rendered) * 1e3
         return self._stages.finish(part.work, samples)
-
-    # -- tokens ------------------------------------------------------------------------------------------------
-
-    def _launch_lm(
-        self, planned: _Planned, lives: Mapping[int, LiveRequest], failed: set[int]
-    ) -> Iterator[Outcome]:
-        """All rows together; an outcome for each that has no queue or cannot go on."""
-        rows: dict[DeviceLMSession, tuple[LiveRequest, Segment]] = {}
-        work = []
-        for request_id, count in planned:
-            live = lives[request_id]
-            if request_id in failed:
-                continue
-            opened = attempt(live, partial(self._open, live))
-            segment = live.segment
-            if opened.error is not None or segment is None:
-                yield opened
-            elif isinstance(segment.lm, DeviceLMSession):
-                rows[segment.lm] = live, segment
-                work.append((segment.lm, self._count(segment, count)))
-            else:
-                yield attempt(live, partial(self._stages.decode, live, count))
-        if not work:
-            return
-        assert self._device.lm is not None
-        refused: dict[DeviceLMSession, Exception] = {}
-        try:
-            self._device.lm.paged.wait_for_caller()
-            refused.update(self._device.lm.launch(work))
-        except Exception as fault:
-            refused = dict.fromkeys(rows, fault)
-        for session, (live, segment) in rows.items():
-            error = refused.get(session)
-            if error is not None:
-                yield Outcome(live, error=error)
-            else:
-                self._decoding.append((live, segment))
-
-    def _open(self, live: LiveRequest) -> None:
-        if live.segment is None:
-            self._stages.next_segment(live)
-
-    def _count(self, segment: Segment, count: int) -> int:
-        """The first chunk gets its tokens and not one more: it is the one that is waited for."""
-        plan = self._stages.plan
-        if segment.is_whole or segment.index or segment.done_tokens != segment.fed_tokens:
-            return count
-        return min(count, plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
-
-    def _take_tokens(self, live: LiveRequest, segment: Segment, started: float) -> None:
-        assert isinstance(segment.lm, DeviceLMSession)
-        made = segment.lm.collect()
-        live.times.lm_ms += (time.perf_counter() - started) * 1e3
-        self._stages.add_tokens(live, made)

@@ -42,6 +42,10 @@ class BatchLimit:
         if self._seen >= self._window:
             self._decide()
 
+    def shrink(self) -> None:
+        """Memory was missing for so much at once."""
+        self.chunks = max(1, self.chunks * 3 // 4)
+
     def _decide(self) -> None:
         times = sorted(self._times)
         self.step_ms_p99 = times[(99 * len(times)) // 100 if len(times) > 100 else -1]

@@ -30,6 +30,15 @@ class ChunkPlan:
         """How many more tokens the next chunk needs; 0 when it can be computed now."""
         return max(0, self.next_border(done_tokens) + self.lookahead_tokens - known_tokens)
 
+    def prompt_lookahead(self, prompt_tokens: int) -> int:
+        """New tokens that the last chunk of the prompt itself waits for; 0: none, or there is no such chunk.
+
+        So a prompt that ends at a border, or up to ``lookahead_tokens`` behind it, has a chunk that can be computed
+        long before the first audio.
+        """
+        border = prompt_tokens // self.chunk_tokens * self.chunk_tokens
+        return max(0, border + self.lookahead_tokens - prompt_tokens) if border else 0
+
     def first_audio_tokens(self, prompt_tokens: int) -> int:
         """New tokens before the first chunk of a request with this voice prompt."""
         return self.tokens_until_audio(prompt_tokens, prompt_tokens)

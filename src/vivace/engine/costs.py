@@ -16,7 +16,7 @@ class Costs:
 
     Args:
         longest_tokens: most speech tokens of any segment, those of the prompt included.
-        chunk_tokens, lookahead_tokens: of the flow; it takes a page per chunk.
+        chunk_tokens: of the flow; it takes a page per chunk.
         page_tokens: positions of a page of the speech LM's cache; max_positions: of its longest row.
     """
 
@@ -25,12 +25,11 @@ class Costs:
         *,
         longest_tokens: int,
         chunk_tokens: int,
-        lookahead_tokens: int,
         page_tokens: int,
         max_positions: int,
     ) -> None:
         self._longest = longest_tokens
-        self._chunk, self._lookahead = chunk_tokens, lookahead_tokens
+        self._chunk = chunk_tokens
         self._page, self._max_positions = page_tokens, max_positions
 
     def apply(
@@ -48,7 +47,7 @@ class Costs:
         if lm_is_paged:
             ticket.kv_pages = -(-min(positions, self._max_positions) // self._page)
         if flow_is_paged and live.stream:
-            live.prompt_pages = max(0, prompt - self._lookahead) // self._chunk
+            live.prompt_pages = prompt // self._chunk  # the last one may come before the first audio
             ticket.flow_pages = -(-(prompt + speech) // self._chunk)
             ticket.likely_pages = -(-(prompt + likely) // self._chunk)
             ticket.hold(live.prompt_pages)

@@ -1,8 +1,8 @@
 """The three stages on a CUDA device: paged caches, graphs and kernels, chosen once when the engine opens.
 
 Each has the interface of its plain counterpart (``LMSession``, ``FlowRunner``, ``VocoderSession``); what differs is
-that a step only queues work and a second call takes the result. All work lies on one CUDA stream in the order in
-which it was queued, so no stage waits for the host between two kernels.
+that a step only queues work and a second call takes the result. Flow and vocoder lie on one CUDA stream in the order in
+which they were queued, the speech LM on another, so no stage waits for the host between two kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from vivace.models.device_kinds import (
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.hift_device import PendingSamples, is_supported
+from vivace.models.hift_device import DeviceVocoder, PendingSamples, is_supported
 from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
@@ -65,6 +65,18 @@ _TYPICAL_POSITIONS = 2048
 _log = logging.getLogger(__name__)
 
 
+class Priorities(NamedTuple):
+    """Of CUDA streams: 0 is the lowest, -1, -2 … come first.
+
+    Attributes:
+        rendering: flow and vocoder. decoding: the speech LM. first: it, for the first chunk of a request.
+    """
+
+    rendering: int = 0
+    decoding: int = 0
+    first: int = 0
+
+
 class DeviceFlowRunner:
     """``FlowRunner`` on pages: a voice's prompt is computed once, and its pages are shared by all its streams.
 
@@ -81,6 +93,11 @@ class DeviceFlowRunner:
         self._kept_bytes = kept_bytes
         self._prompts: OrderedDict[Voice, PagedStream] = OrderedDict()
         self._last: MelHandle | None = None
+
+    @property
+    def paged(self) -> AnyDeviceFlow:
+        """The flow itself."""
+        return self._flow
 
     def warm_up(self) -> None:
         """Compiles the kernels and captures the graphs."""
@@ -161,8 +178,8 @@ class DeviceVocoderSession:
         self.launch_batch([(self, mel, is_last)])
 
     @staticmethod
-    def launch_batch(items: Sequence[tuple[DeviceVocoderSession, Tensor, bool]]) -> None:
-        """``launch`` of several sessions of one vocoder together."""
+    def launch_batch(items: Sequence[tuple[DeviceVocoderSession, Tensor, bool]]) -> list[Exception | None]:
+        """``launch`` of several sessions of one vocoder together; for each, why it cannot go on, if so."""
         rest = [
             (session, (session._stream, session._stretch.step(mel, is_last), is_last))
             for session, mel, is_last in items
@@ -175,6 +192,7 @@ class DeviceVocoderSession:
             pending = vocoder.launch_batch([item for _, item in part])
             for (session, _), own in zip(part, pending, strict=True):
                 session._pending.append(own)
+        return [session._pending[-1].error for session, _, _ in items]
 
     def collect(self) -> Samples:
         """Waits for what was queued.
@@ -200,6 +218,7 @@ class DeviceStages:
         lm, vocoder: None where the model's kind has the plain way only.
         flow: with a runner of its own kind.
         capacity: what there is room for.
+        stream: for flow and vocoder; None: the default one.
     """
 
     lm: LMDevice | None
@@ -207,10 +226,18 @@ class DeviceStages:
     vocoder: AnyDeviceVocoder | None
     plain_vocoder: AnyVocoder
     capacity: Capacity
+    stream: torch.cuda.Stream | None = None
 
     @classmethod
     def open(
-        cls, model: Model, limits: Limits, max_streams: int = MAX_ROWS, *, deterministic: bool = False
+        cls,
+        model: Model,
+        limits: Limits,
+        max_streams: int = MAX_ROWS,
+        *,
+        deterministic: bool = False,
+        resident: bool = True,
+        priorities: Priorities | None = None,
     ) -> DeviceStages | None:
         """The fast way for ``model``, or None where the device or the model's kind has none; says so once."""
         if model.device.type != "cuda":
@@ -221,14 +248,29 @@ class DeviceStages:
             )
             return None
         with on_device(model.device):
-            stages = cls.build(model, limits, max_streams, deterministic=deterministic)
+            stages = cls.build(
+                model,
+                limits,
+                max_streams,
+                deterministic=deterministic,
+                resident=resident,
+                priorities=priorities,
+            )
+            torch.cuda.synchronize()  # what was made on the default stream may be used on others
         if isinstance(model.flow, FlowModel):
             model.flow.to("cpu")  # the device holds packed copies
         return stages
 
     @classmethod
     def build(
-        cls, model: Model, limits: Limits, max_rows: int = MAX_ROWS, *, deterministic: bool = False
+        cls,
+        model: Model,
+        limits: Limits,
+        max_rows: int = MAX_ROWS,
+        *,
+        deterministic: bool = False,
+        resident: bool = True,
+        priorities: Priorities | None = None,
     ) -> DeviceStages:
         """The same stages for any device, with plain kernels where it has no others.
 
@@ -236,11 +278,15 @@ class DeviceStages:
             max_rows: segments that may be decoded, and utterances that may be rendered, side by side.
             deterministic: every launch computes a row as it would alone. The speech LM has kernels for that; the flow
                 and the vocoder run one stream a launch.
+            resident: see ``LMDevice``. Without, the speech LM runs beside flow and vocoder.
+            priorities: of the CUDA streams.
         """
+        priorities = priorities or Priorities()
         config, lm = model.config, None
         packed = 1 if deterministic else min(PACKED_ROWS, 1 << (max_rows.bit_length() - 1))
         if isinstance(model.lm, SpeechLM):
-            lm = _open_lm(model.lm, config.flow.num_tokens(limits.stream_frames), max_rows, deterministic)
+            longest = config.flow.num_tokens(limits.stream_frames)
+            lm = _open_lm(model.lm, longest, max_rows, deterministic, resident, priorities)
         vocoder = make_device_vocoder(model.vocoder, max_rows, packed)
         max_bytes = None
         if model.device.type == "cuda":
@@ -261,7 +307,21 @@ class DeviceStages:
             flow_pages=pages,
             chunk_tokens=config.chunk_tokens,
         )
-        return cls(lm, flow, vocoder, model.vocoder, capacity)
+        stream = None
+        if model.device.type == "cuda" and priorities.rendering:
+            stream = torch.cuda.Stream(model.device, priority=priorities.rendering)  # type: ignore[no-untyped-call]
+        return cls(lm, flow, vocoder, model.vocoder, capacity, stream)
+
+    @property
+    def launches_halved(self) -> int:
+        """How often memory was missing for a launch of several rows, or of one."""
+        flow = self.flow.paged if isinstance(self.flow, DeviceFlowRunner) else None
+        vocoder = self.vocoder if isinstance(self.vocoder, DeviceVocoder) else None
+        return sum(stage.launches_halved for stage in (self.lm, flow, vocoder) if stage is not None)
+
+    def on_device(self, device: torch.device) -> AbstractContextManager[object]:
+        """Makes ``device`` and the stream for flow and vocoder the current ones."""
+        return on_device(device) if self.stream is None else torch.cuda.stream(self.stream)
 
     def warm_up(self) -> None:
         """Compiles kernels and captures the graphs of all batches."""
@@ -285,7 +345,14 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int, deterministic: bool) -> LMDevice:
+def _open_lm(
+    lm: SpeechLM,
+    most_speech: int,
+    max_rows: int,
+    deterministic: bool,
+    resident: bool,
+    priorities: Priorities,
+) -> LMDevice:
     config, weight = lm.config, lm.llm_decoder.weight
     position_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.element_size()
     positions = most_speech + _TEXT_POSITIONS
@@ -295,5 +362,11 @@ def _open_lm(lm: SpeechLM, most_speech: int, max_rows: int, deterministic: bool)
         cache = min(cache, free // position_bytes)
     cache = max(cache, positions)  # the longest row fits when it is alone
     return LMDevice(
-        lm, max_rows=max_rows, cache_tokens=cache, max_positions=positions, deterministic=deterministic
+        lm,
+        max_rows=max_rows,
+        cache_tokens=cache,
+        max_positions=positions,
+        deterministic=deterministic,
+        resident=resident,
+        priorities=(priorities.decoding, priorities.first),
     )

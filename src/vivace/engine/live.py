@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed, TextReader
     from vivace.engine.vocoder_runner import VocoderSession
-    from vivace.models.flow_paged import PagedStream
+    from vivace.models.flow_paged import MelHandle, PagedStream
     from vivace.models.kinds import AnyFlowStream
     from vivace.voice import Voice
 
@@ -36,6 +36,8 @@ class Segment:
         is_whole: rendered at once: in offline mode, and when decoded anew, so that all of it can be judged.
         fed_tokens: given to the flow, prompt included; done_tokens: those whose chunks are finished.
         is_complete: no more tokens will come.
+        early_tokens: of ``tokens``, those that the flow has already had for the last chunk of the prompt; early_mel:
+            that chunk on its way.
     """
 
     index: int
@@ -47,6 +49,8 @@ class Segment:
     done_tokens: int
     tokens: list[int] = field(default_factory=list)
     is_complete: bool = False
+    early_tokens: int = 0
+    early_mel: MelHandle | None = None
 
     @property
     def known_tokens(self) -> int:

@@ -7,6 +7,7 @@ them and applies the rules, so that the caller may do other work in between.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
 from vivace.engine.sampler import OneRow, SamplingRows, TokenKind
-from vivace.errors import SynthesisError, VivaceError
+from vivace.errors import OverloadedError, SynthesisError, VivaceError
 from vivace.kernels.row_state import NOT_FINITE, RING
 from vivace.models.lm_paged import PAGE_TOKENS, Launch, PagedLM, RowCommand, RowPrompt
 from vivace.models.speech_lm import SpeechLM
@@ -29,6 +30,9 @@ MOST_TOP_K = 32
 _SPARE_POSITIONS = 256  # text, task and fill of a streamed row beyond its share of the speech
 
 _NOTHING = -1
+
+_Stepping = tuple["DeviceLMSession", int]
+"""A session, and how many tokens it is still to make."""
 
 
 class LMDevice:
@@ -42,6 +46,10 @@ class LMDevice:
         use_kernels: None decides by the device (see ``kernels_run_on``).
         deterministic: see ``vivace.models.lm_paged``.
         resident: a row that steps alone takes the resident kernel where that fits; it has weights of its own.
+        priorities: see ``vivace.models.lm_paged.PagedLM``.
+
+    Attributes:
+        launches_halved: for want of memory, so far.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class LMDevice:
         use_kernels: bool | None = None,
         deterministic: bool = False,
         resident: bool = True,
+        priorities: tuple[int, int] = (0, 0),
     ) -> None:
         device = lm.llm_decoder.weight.device
         use_kernels = kernels_run_on(device) if use_kernels is None else use_kernels
@@ -71,12 +80,18 @@ class LMDevice:
             use_kernels=use_kernels,
             pdl=use_kernels and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
             deterministic=deterministic,
+            priorities=priorities,
         )
-
+        self.launches_halved = 0
         if resident and use_kernels and not deterministic and device.type == "cuda":
             kernel = single_kernel(self.paged)
             if kernel is not None:
                 self.paged.use_single(kernel)
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether launches leave room on the device for the work of other stages, and so may be queued ahead."""
+        return not self.paged.in_turn
 
     def warm_up(self, max_rows: int | None = None) -> None:
         """Compiles kernels and captures graphs for up to ``max_rows`` sessions side by side (all by default)."""
@@ -115,31 +130,48 @@ class LMDevice:
             attempt=attempt,
         )
 
-    def launch(
-        self, work: Iterable[tuple[DeviceLMSession, int]]
-    ) -> list[tuple[DeviceLMSession, VivaceError]]:
+    def launch(self, work: Iterable[tuple[DeviceLMSession, int]]) -> list[tuple[DeviceLMSession, Exception]]:
         """Queues up to so many tokens for each session, all sessions together where they step.
 
-        Sessions that wait for text, or have ended, are left out. Returns those that cannot go on, and why; the others
-        are not concerned.
+        Sessions that wait for text, or have ended, are left out, and those whose next input is told by tokens that
+        are under way. Where memory is missing for so many rows at once, half of them are tried, down to one. Returns
+        those that cannot go on, and why; the others are not concerned.
         """
-        stepping, refused = [], []
+        stepping: list[_Stepping] = []
+        refused: list[tuple[DeviceLMSession, Exception]] = []
         for session, count in work:
             try:
                 left = session.start(count)
-            except VivaceError as error:
+            except (VivaceError, torch.OutOfMemoryError) as error:
                 refused.append((session, error))
             else:
                 if left > 0:
                     stepping.append((session, left))
-        while stepping:
-            most = max(left for _, left in stepping)
-            steps = self.paged.next_steps(len(stepping), most)
-            launch = self.paged.launch([session.command(left, steps) for session, left in stepping], steps)
-            for session, _ in stepping:
-                session.follow(launch)
-            stepping = [(session, left - steps) for session, left in stepping if left > steps]
+        groups = [stepping] if stepping else []
+        while groups:
+            group = groups.pop()
+            try:
+                rest = self._step(group)
+            except torch.OutOfMemoryError as error:  # nothing was started
+                self.launches_halved += 1
+                half = len(group) // 2
+                if half:
+                    groups += [group[half:], group[:half]]
+                else:
+                    refused.append((group[0][0], error))
+            except OverloadedError as error:
+                refused += [(session, error) for session, _ in group]
+            else:
+                groups += [rest] if rest else []
         return refused
+
+    def _step(self, group: list[_Stepping]) -> list[_Stepping]:
+        """One launch of all; those who have tokens left to make."""
+        steps = self.paged.next_steps(len(group), max(left for _, left in group))
+        launch = self.paged.launch([session.command(left, steps) for session, left in group], steps)
+        for session, left in group:
+            session.follow(launch, min(left, steps))
+        return [(session, left - steps) for session, left in group if left > steps]
 
 
 class DeviceLMSession:
@@ -147,6 +179,8 @@ class DeviceLMSession:
 
     Attributes:
         waits_for_text: streamed text is used up.
+        tokens_under_way: launched and not collected yet, at most.
+        spent_ms: what its launches took on the device, those of others that it was part of included.
     """
 
     def __init__(
@@ -177,7 +211,9 @@ class DeviceLMSession:
         # The input that the next drawn token answers; the sequence must hear of that token before it says more.
         self._feed: Feed | None = None
         self._prompt_launch: Launch | None = None
-        self._launches: list[Launch] = []
+        self._launches: deque[tuple[Launch, int]] = deque()
+        self.tokens_under_way = 0
+        self.spent_ms = 0.0
         self._length = 0
         self._drawn = _NOTHING  # the speech token drawn last, if it is to be fed next
         self.waits_for_text = False
@@ -207,63 +243,70 @@ class DeviceLMSession:
         return made
 
     def launch(self, count: int) -> bool:
-        """Queues up to ``count`` tokens, none beyond what the rules allow; whether there is any to collect.
-
-        They come behind all that the caller's CUDA stream holds: steps of the speech LM take the whole device.
-        """
-        self._device.paged.wait_for_caller()
+        """Queues up to ``count`` tokens, none beyond what the rules allow; whether there is any to collect."""
         for _, error in self._device.launch([(self, count)]):
             raise error
         return bool(self._launches)
 
-    def collect(self) -> list[int]:
+    def collect(self, enough: int | None = None) -> list[int]:
         """Waits for what was launched; its speech tokens, as far as the rules let them count.
+
+        Args:
+            enough: with so many tokens, what was launched later is left for the next call. At least one launch is
+                waited for. None: all.
 
         Raises:
             SynthesisError: the logits of this request hold NaN, or nothing could be drawn.
         """
         made: list[int] = []
-        launches, self._launches = self._launches, []
         failed = False
-        for launch in launches:
+        while self._launches:
+            launch, count = self._launches.popleft()
+            self.tokens_under_way -= count
             result = self._device.paged.collect(launch)[self._lease.slot]
+            self.spent_ms += launch.spent_ms
             failed |= result.stop == NOT_FINITE
             if launch is not self._prompt_launch:
                 self._length += len(result.ids)
             for token in result.ids:
                 if self.finish_reason is None:
                     made += self._accept(token)
+            if self.finish_reason is not None:  # what comes behind the end is nothing
+                self._launches.clear()
+                self.tokens_under_way = 0
+            if enough is not None and len(made) >= enough:
+                break
         if failed and self.finish_reason is None:
             raise SynthesisError(NOT_FINITE_MESSAGE)
         return made
 
     def close(self) -> None:
-        """Gives slot and pages back. What was launched is thrown away."""
-        for launch in self._launches:
-            self._device.paged.collect(launch)
-        self._launches = []
+        """Gives slot and pages back. What is still under way comes to nothing: it ends before the next one begins."""
+        self._launches.clear()
+        self.tokens_under_way = 0
         self._device.rows.close(self._lease)
 
     # -- what LMDevice asks ----------------------------------------------------------------------------------
 
     def start(self, count: int) -> int:
-        """Begins a burst: queues the prompt that is due; returns how many further tokens may step."""
-        assert not self._launches, "collect before launching again"
+        """Begins a burst: queues the prompt that is due; returns how many further tokens may step.
+
+        Behind tokens that are under way only steps can follow: when all text is fed, nothing else comes.
+        """
         if count <= 0 or self.finish_reason is not None:
             return 0
         feed = self._take_feed()
-        if feed is None:
+        if feed is None or (self._launches and not feed.final):
             return 0
-        budget = min(count, self._wanted(feed))
-        ids = self._ids(feed.pieces)
-        if self._length + len(ids) + budget > self._capacity:
+        budget = min(count, self._wanted(feed) - self.tokens_under_way)
+        ids = [] if self._launches else self._ids(feed.pieces)
+        if self._length + len(ids) + self.tokens_under_way + budget > self._capacity:
             raise SynthesisError("the text is too long for one segment of speech; split it")
-        if self._drawn != _NOTHING and ids == [
-            self._config.text_vocab_size + self._drawn
-        ]:  # the row holds it already
-            return budget
+        held = self._config.text_vocab_size + self._drawn
+        if self._launches or (self._drawn != _NOTHING and ids == [held]):  # the row holds it already
+            return max(0, budget)
         self._prompt_launch = self._prompt(feed, ids)
-        self._launches.append(self._prompt_launch)
+        self.follow(self._prompt_launch, 1)
         self._length += len(ids)
         return budget - 1
 
@@ -272,9 +315,10 @@ class DeviceLMSession:
         assert self._feed is not None
         return RowCommand(self._lease.slot, min(left, steps), *self._kind(self._feed))
 
-    def follow(self, launch: Launch) -> None:
-        """A launch that the row is part of."""
-        self._launches.append(launch)
+    def follow(self, launch: Launch, count: int) -> None:
+        """A launch that the row is part of, for ``count`` tokens at most."""
+        self._launches.append((launch, count))
+        self.tokens_under_way += count
 
     # -- the sequence ----------------------------------------------------------------------------------------
 

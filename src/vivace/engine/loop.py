@@ -54,6 +54,7 @@ class EngineLoop:
         self.last_plan = 0, 0
         self._stages, self._scheduler = stages, scheduler
         self._last_step_ms = now_ms()
+        self._launches_halved = stages.launches_halved
 
     def admit(self, live: LiveRequest) -> None:
         """Into the queue, unless that is full or the engine has been closed meanwhile.
@@ -221,6 +222,10 @@ class EngineLoop:
 
     def _note_step(self, plan: StepPlan, started_ms: int) -> None:
         """What the batch limit learns from."""
+        halved = self._stages.launches_halved
+        if halved > self._launches_halved:
+            self._scheduler.limit.shrink()
+        self._launches_halved = halved
         ended_ms = now_ms()
         self._scheduler.limit.note(ended_ms - started_ms, ended_ms - self._last_step_ms)
         self._last_step_ms = ended_ms

@@ -34,6 +34,7 @@ from vivace.models.flow_stream import check_wanted
 from vivace.models.lm_paged import PAGE_TOKENS
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from vivace.checkpoint import Model
@@ -81,9 +82,9 @@ class Stages:
         self.trace = Trace(self._model.device)
         return self.trace
 
-    def span(self, lane: Lane) -> AbstractContextManager[None]:
-        """Notes what the body does, if a trace runs."""
-        return nullcontext() if self.trace is None else self.trace.span(lane)
+    def span(self, lane: Lane, stream: torch.cuda.Stream | None = None) -> AbstractContextManager[None]:
+        """Notes what the body does, or queues on ``stream``, if a trace runs."""
+        return nullcontext() if self.trace is None else self.trace.span(lane, stream)
 
     def use(self, device: DeviceStages) -> None:
         """From now on the stages run with ``device``."""
@@ -93,14 +94,19 @@ class Stages:
         self._costs = Costs(
             longest_tokens=most,
             chunk_tokens=config.chunk_tokens,
-            lookahead_tokens=config.flow.lookahead_tokens,
             page_tokens=PAGE_TOKENS,
             max_positions=most if device.lm is None else device.lm.max_positions,
         )
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Kernels and graphs go to the current device: it must be the model's."""
-        return on_device(self._model.device)
+        """Kernels and graphs go to the current device, which must be the model's, and to the current CUDA stream."""
+        device = self._model.device
+        return on_device(device) if self._device is None else self._device.on_device(device)
+
+    @property
+    def launches_halved(self) -> int:
+        """How often memory was missing for a launch."""
+        return 0 if self._device is None else self._device.launches_halved
 
     @property
     def is_paged(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,11 +50,11 @@ class MelHandle:
     Attributes:
         mel: float32 ``[mel, n]`` on the device. Work on the flow's CUDA stream may read it at once, other streams after
             ``wait``.
-        error: why there are none, known before anything was started.
+        error: why there are none; then the stream is as it was before.
     """
 
     mel: Tensor
-    error: SynthesisError | None = None
+    error: Exception | None = None
     faults: list[Tensor] = field(default_factory=list)
     done: torch.cuda.Event | None = None
 
@@ -69,7 +69,8 @@ class MelHandle:
         """Makes the host wait for the frames, and returns them.
 
         Raises:
-            SynthesisError: they hold values that are not finite, or there are none.
+            SynthesisError: they hold values that are not finite.
+            Exception: ``error``.
         """
         if self.error is not None:
             raise self.error
@@ -80,6 +81,24 @@ class MelHandle:
         return self.mel
 
 
+class _Before(NamedTuple):
+    """What a launch changes of a stream."""
+
+    num_pages: int
+    length: int
+    waiting: list[int]
+    before: list[int]
+
+    @classmethod
+    def of(cls, stream: PagedStream) -> _Before:
+        return cls(len(stream.pages), stream.length, list(stream.waiting), list(stream.before))
+
+    def restore(self, stream: PagedStream) -> None:
+        """All but the pages."""
+        stream.length, stream.finished = self.length, False
+        stream.waiting, stream.before = list(self.waiting), list(self.before)
+
+
 @dataclass(slots=True)
 class Work:
     """One stream's part in a launch.
@@ -88,13 +107,17 @@ class Work:
         sizes: tokens of each chunk that is to be computed.
         pages: a page for each of them.
         skip: frames at the beginning that belong to the prompt.
+        before: the stream as it was, should anything fail.
         mels, faults: what was computed; ``[frames, mel]`` each, and where its flag will be.
+        error: why it could not be computed.
     """
 
     stream: PagedStream
     sizes: list[int]
     pages: list[int]
     skip: int
+    before: _Before
+    error: Exception | None = None
     mels: list[Tensor] = field(default_factory=list)
     faults: list[Tensor] = field(default_factory=list)
 
@@ -134,6 +157,9 @@ class PagedFlow(ABC):
         max_streams: streams of one launch.
         before_tokens: tokens before a chunk that its encoder looks back on.
         check_length: raises ``SynthesisError`` for a sequence of too many frames.
+
+    Attributes:
+        launches_halved: for want of memory, so far.
     """
 
     def __init__(
@@ -151,6 +177,7 @@ class PagedFlow(ABC):
         self._check_length = check_length
         self._flags = torch.zeros(FLAGS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._launches = 0
+        self.launches_halved = 0
 
     @property
     def pages_in_use(self) -> int:
@@ -198,33 +225,64 @@ class PagedFlow(ABC):
 
     @torch.no_grad()
     def launch_batch(self, items: Sequence[Item]) -> list[MelHandle]:
-        """``launch`` for several streams, whose chunks are computed together. Errors lie in the handles."""
+        """``launch`` for several streams, whose chunks are computed together. Errors lie in the handles.
+
+        Where memory is missing for so many streams at once, half of them are tried, down to one.
+        """
         works: list[Work | SynthesisError] = []
         for stream, tokens, is_last in items:
             try:
                 works.append(self._begin(stream, tokens, is_last))
             except SynthesisError as error:
                 works.append(error)
-        active, known = [work for work in works if isinstance(work, Work)], self._shared_chunks()
+        active = [work for work in works if isinstance(work, Work)]
         try:
-            while active := [work for work in active if work.sizes]:
+            while active := [work for work in active if work.sizes and work.error is None]:
                 rest = active
                 while rest:
                     count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
-                    self._run(rest[:count])
+                    self._run_or_halve(rest[:count])
                     rest = rest[count:]
         except BaseException:  # no page is lost; what the streams hold goes back when they are closed
-            self._forget_shared(known)
             for work in works:
                 if isinstance(work, Work):
-                    while work.pages:
-                        self._pages.drop(work.pages.pop())
+                    self._undo(work)
             raise
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return [self._handle(work, done) for work in works]
+
+    def _run_or_halve(self, works: list[Work]) -> None:
+        """``_run``, in smaller parts where memory is missing; a single stream that does not fit has an error."""
+        known, held = self._shared_chunks(), [len(work.stream.pages) for work in works]
+        try:
+            self._run(works)
+        except BaseException as error:
+            self._forget_shared(known)
+            for work, count in zip(works, held, strict=True):
+                while len(work.stream.pages) > count:
+                    work.pages.insert(0, work.stream.pages.pop())
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.launches_halved += 1
+            if len(works) == 1:
+                works[0].error = error
+                self._undo(works[0])
+                return
+            half = len(works) // 2
+            self._run_or_halve(works[:half])
+            self._run_or_halve(works[half:])
+
+    def _undo(self, work: Work) -> None:
+        """The stream as it was before the launch, and its new pages back in the pool."""
+        stream = work.stream
+        while len(stream.pages) > work.before.num_pages:
+            self._pages.drop(stream.pages.pop())
+        while work.pages:
+            self._pages.drop(work.pages.pop())
+        work.before.restore(stream)
 
     @abstractmethod
     def _chunk_sizes(self) -> tuple[int, int, int]:
@@ -258,7 +316,7 @@ class PagedFlow(ABC):
             sizes.append(min(chunk, waiting))
             waiting -= sizes[-1]
         skip = max(0, len(stream.prompt_mel) - stream.length)
-        work = Work(stream, sizes, self._take(stream, len(sizes)), skip)
+        work = Work(stream, sizes, self._take(stream, len(sizes)), skip, _Before.of(stream))
         stream.waiting.extend(tokens)
         stream.finished = is_last
         return work
@@ -278,8 +336,9 @@ class PagedFlow(ABC):
             work.faults.append(flags[slot])
 
     def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
-        if isinstance(work, Work) and work.mels:
+        error = work.error if isinstance(work, Work) else work
+        if isinstance(work, Work) and work.mels and error is None:
             mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
             return MelHandle(mel[work.skip :].T, None, work.faults, done)
         nothing = torch.zeros(self._output_size, 0, device=self.device)
-        return MelHandle(nothing, work if isinstance(work, SynthesisError) else None)
+        return MelHandle(nothing, error)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vivace.datatypes import Samples
     from vivace.models.hift import CausalHiFT
 
+_DEPTH = 8  # launches whose parameters may be under way
+
 BUCKETS = (8, 16, 32, 56, 108)
 """Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds."""
 
@@ -42,11 +44,20 @@ class DeviceStream:
 
 @dataclass(slots=True)
 class PendingSamples:
-    """Samples of one launch for one stream, on their way to the host."""
+    """Samples of one launch for one stream, on their way to the host.
+
+    Attributes:
+        error: why there are none, or not all; the stream cannot go on.
+    """
 
     buffers: list[Tensor] = field(default_factory=list)
     ranges: list[tuple[int, int]] = field(default_factory=list)
     event: torch.cuda.Event | None = None
+    error: Exception | None = None
+
+
+_Row = tuple[DeviceStream, Tensor, bool, PendingSamples]
+"""A stream, its next frames, whether they are the last, and where its samples will be."""
 
 
 def is_supported(device: torch.device) -> bool:
@@ -68,6 +79,9 @@ class DeviceVocoder:
         use_kernels: Triton; the plain versions otherwise. None chooses by the device.
         use_graphs: capture; None chooses by the device.
         max_rows: streams of one launch.
+
+    Attributes:
+        launches_halved: for want of memory, so far.
     """
 
     def __init__(
@@ -105,10 +119,11 @@ class DeviceVocoder:
             on_gpu if use_graphs is None else use_graphs,
         )
         self._free = list(range(slots))[::-1]
-        self._host_params = [self._pinned((max_rows, len(Param)), torch.int64) for _ in range(2)]
-        self._params_events: list[torch.cuda.Event | None] = [None, None]
+        self._host_params = [self._pinned((max_rows, len(Param)), torch.int64) for _ in range(_DEPTH)]
+        self._params_events: list[torch.cuda.Event | None] = [None] * _DEPTH
         self._host_buffers: list[Tensor] = []
         self._launches = 0
+        self.launches_halved = 0
 
     def open(self, seed: int = 0) -> DeviceStream:
         """A new stream.
@@ -136,7 +151,11 @@ class DeviceVocoder:
 
     @torch.no_grad()
     def launch_batch(self, items: Sequence[tuple[DeviceStream, Tensor, bool]]) -> list[PendingSamples]:
-        """Next frames of several streams in as few launches as there are pieces of the longest mel."""
+        """Next frames of several streams in as few launches as there are pieces of the longest mel.
+
+        Where memory is missing for so many streams at once, half of them are tried, down to one. A stream that does
+        not fit alone has an error in what is pending.
+        """
         pending = [PendingSamples() for _ in items]
         most = self._max_frames - self._lookahead
         position = 0
@@ -145,20 +164,38 @@ class DeviceVocoder:
             for (stream, mel, is_last), own in zip(items, pending, strict=True):
                 rest = mel.shape[1] - position
                 ends = is_last and rest <= most and not stream.is_finished
-                if rest > 0 or ends:
+                if own.error is None and (rest > 0 or ends):
                     work.append((stream, mel[:, position : position + most], ends, own))
             if not work:
                 return pending
             for start in range(0, len(work), self.max_rows):
-                self._launch_rows(work[start : start + self.max_rows])
+                self._launch_or_halve(work[start : start + self.max_rows])
             position += most
+
+    def _launch_or_halve(self, work: list[_Row]) -> None:
+        before = [(stream.frames, stream.is_finished) for stream, _, _, _ in work]
+        try:
+            self._launch_rows(work)
+        except torch.OutOfMemoryError as error:  # nothing was started
+            for (stream, _, _, _), (frames, is_finished) in zip(work, before, strict=True):
+                stream.frames, stream.is_finished = frames, is_finished
+            self.launches_halved += 1
+            if len(work) == 1:
+                work[0][3].error = error
+                return
+            half = len(work) // 2
+            self._launch_or_halve(work[:half])
+            self._launch_or_halve(work[half:])
 
     def collect(self, pending: PendingSamples) -> Samples:
         """The second half of ``step``: waits for the samples of one launch, and for nothing that came after it.
 
         Raises:
             SynthesisError: the samples hold non-finite values.
+            Exception: what ``pending`` holds.
         """
+        if pending.error is not None:
+            raise pending.error
         if pending.event is not None:
             pending.event.synchronize()
         parts, is_bad = [torch.zeros(0)], False
@@ -178,12 +215,17 @@ class DeviceVocoder:
         for bucket in self.buckets:
             for count in rows:
                 self.runner.prepare(bucket, count)
+        if self.device.type == "cuda":  # memory that the device copies into is slow to get
+            wanted = 2 * self.max_rows - len(self._host_buffers)
+            self._host_buffers += [
+                self._pinned(self.runner.out.shape[1:], torch.float32) for _ in range(wanted)
+            ]
 
-    def _launch_rows(self, work: list[tuple[DeviceStream, Tensor, bool, PendingSamples]]) -> None:
-        which = self._launches % 2
+    def _launch_rows(self, work: list[_Row]) -> None:
+        which = self._launches % _DEPTH
         self._launches += 1
         event = self._params_events[which]
-        if event is not None:  # the copy from two launches ago has read this buffer long since
+        if event is not None:  # the copy from some launches ago has read this buffer long since
             event.synchronize()
         pinned = self._host_params[which]
         host = pinned.numpy()
@@ -195,7 +237,9 @@ class DeviceVocoder:
             ranges.append(samples)
         rows = len(work)
         bucket = next(bucket for bucket in self.buckets if bucket >= frames)
+        # What may want memory comes before anything that moves a stream on the device.
         self.runner.prepare(bucket, rows)
+        buffers = [self._host_buffer() if end > start else None for start, end in ranges]
         self.runner.params[:rows].copy_(pinned[:rows], non_blocking=True)
         self._params_events[which] = self._record()
         for row, (_, mel, _, _) in enumerate(work):
@@ -203,9 +247,8 @@ class DeviceVocoder:
                 self.runner.mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
         self.runner.run(bucket, rows)
         for row, (_, _, _, pending) in enumerate(work):
-            start, end = ranges[row]
-            if end > start:
-                buffer = self._host_buffer()
+            (start, end), buffer = ranges[row], buffers[row]
+            if buffer is not None:
                 buffer[:end].copy_(self.runner.out[row, :end], non_blocking=True)
                 pending.buffers.append(buffer)
                 pending.ranges.append((start, end))
@@ -241,7 +284,7 @@ class DeviceVocoder:
         first = HEADER + (self._behind if start == 0 else 0)
         return values, (first, HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
 
-    def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
     def _host_buffer(self) -> Tensor:

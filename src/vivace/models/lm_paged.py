@@ -12,6 +12,7 @@ the kernels that one row runs, row by row the same sums in the same order: bitwi
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vivace.config import SpeechLMConfig
+from vivace.errors import OverloadedError
 from vivace.kernels.reference import DrawRows
 from vivace.kernels.row_state import RING, RowState
 from vivace.layers.attention import rotary_tables
@@ -29,6 +32,10 @@ from vivace.models.lm_packed import FUSED_ROWS, PackedWeights
 from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vivace.config import LMConfig
     from vivace.kernels.lm_launch import KernelOps
     from vivace.kernels.lm_persistent import PersistentKernel
 
@@ -41,7 +48,7 @@ OUT_TOKENS = 32
 PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Positions of one prompt launch; a longer prompt is several launches."""
 _log = logging.getLogger(__name__)
-_DEPTH = 8  # launches that may be under way: each has its own command and result
+_DEPTH = 32  # launches that may be under way: each has its own command and result
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +100,19 @@ class RowResult:
 
 @dataclass(slots=True)
 class Launch:
-    """One launch under way: where its result will lie, and which slots it served."""
+    """One launch under way: where its result will lie, and which slots it served.
+
+    Attributes:
+        begun, done: on the device's clock; None where there is none.
+        spent_ms: between them, once it is collected.
+    """
 
     slots: list[int]
     host: Tensor
+    begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     results: dict[int, RowResult] = field(default_factory=dict)
+    spent_ms: float = 0.0
     is_collected: bool = False
 
 
@@ -114,6 +128,12 @@ class PagedLM:
         use_kernels: Triton kernels in CUDA graphs; False: plain PyTorch, any device.
         pdl: kernels overlap (compute capability 9.0 and later).
         deterministic: see the module's docstring.
+        priorities: of the CUDA streams of ordinary and of hurried launches; 0 is the lowest, -1 and so on come first.
+
+    Attributes:
+        stream: where launches go; None on a CPU.
+        in_turn: a launch begins when the work on the caller's CUDA stream is done. For kernels that need the whole
+            device: beside others they would wait for room, and hold up everything that comes behind them.
     """
 
     def __init__(
@@ -127,6 +147,7 @@ class PagedLM:
         use_kernels: bool,
         pdl: bool = False,
         deterministic: bool = False,
+        priorities: tuple[int, int] = (0, 0),
     ) -> None:
         config = lm.config
         self.config = config
@@ -156,8 +177,11 @@ class PagedLM:
         self._results = torch.zeros(_DEPTH, most, width, dtype=torch.int32, device=self.device)
         self._under_way: deque[Launch] = deque()
         on_cuda = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self.in_turn = False
+        self._streams = self._make_streams(priorities) if on_cuda else (None, None)
+        self.stream = self._streams[0]
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._host_table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, pin_memory=on_cuda)
         longest = max(most * 4, HEADER + RING + PROMPT_BUCKETS[-1])
         self._host_commands = [
             torch.zeros(longest, dtype=torch.int64, pin_memory=on_cuda) for _ in range(_DEPTH)
@@ -196,19 +220,34 @@ class PagedLM:
             splits=8 if self.deterministic else None,
         )
 
-    def use_single(self, kernel: PersistentKernel) -> None:
-        """Decodes a row that steps alone with ``kernel``, whose weights are this model's."""
-        self._single = kernel
+    def _make_streams(self, priorities: tuple[int, int]) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        calm, hurried = priorities
+        first = torch.cuda.Stream(self.device, priority=calm)  # type: ignore[no-untyped-call]
+        if calm == hurried:
+            return first, first
+        return first, torch.cuda.Stream(self.device, priority=hurried)  # type: ignore[no-untyped-call]
+
+    def use_single(self, kernel: PersistentKernel | None) -> None:
+        """Decodes a row that steps alone with ``kernel``, whose weights are this model's; from now on in turn."""
+        self._single, self.in_turn = kernel, kernel is not None
+
+    def hurry(self, is_urgent: bool) -> None:
+        """Whether what is launched from now on goes before ordinary work. It begins behind all earlier launches."""
+        before, self.stream = self.stream, self._streams[int(is_urgent)]
+        if self.stream is not None and before is not None and self.stream is not before:
+            self.stream.wait_stream(before)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        """Gives a slot its pages, in the order of its positions."""
+        """Gives a slot its pages, in the order of its positions; behind all that was launched."""
         assert len(pages) <= self.max_pages, "more pages than a row may have"
-        row = torch.zeros(self.max_pages, dtype=torch.int32)
+        # An earlier copy from here that is still to come brings the newest pages too, so it does no harm.
+        row = self._host_table[slot]
+        row.zero_()
         row[: len(pages)] = torch.tensor(pages, dtype=torch.int32)
         with self._on_stream():
-            self.table[slot] = row.to(self.device)
+            self.table[slot].copy_(row, non_blocking=True)
 
     def next_steps(self, rows: int, left: int) -> int:
         """Steps of the next launch of a burst of which ``left`` tokens are missing."""
@@ -233,7 +272,7 @@ class PagedLM:
         ids, past = list(row.ids), row.past
         most = PROMPT_BUCKETS[-1]
         while len(ids) > most:
-            self.collect(self._prompt_part(row, ids[:most], past, draws=False))
+            self._prompt_part(row, ids[:most], past, draws=False)
             ids, past = ids[most:], past + most
         return self._prompt_part(row, ids, past, draws=True)
 
@@ -295,29 +334,27 @@ class PagedLM:
             if bucket >= max_rows:
                 break
 
-    def wait_for_caller(self) -> None:
-        """What is launched from now on begins when the work on the caller's CUDA stream is done."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
-
     def _on_stream(self) -> Any:
         return torch.cuda.stream(self.stream)
 
     def _run(self, key: tuple[str, int, int], numbers: list[int], slots: list[int]) -> Launch:
+        self._prepare(key)  # before anything changes: where memory is missing, the caller may try fewer rows
         if len(self._under_way) == _DEPTH:
             self._collect_oldest()
-        self._prepare(key)
         turn = self._count % _DEPTH
         self._count += 1
         host = self._host_commands[turn]
         host[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
         launch = Launch(slots, self._host_results[turn][: len(slots)])
+        if self.in_turn and self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
+            launch.begun = self._mark()
             commands, _ = self._inputs[key]
             commands.view(-1).copy_(host[: len(numbers)], non_blocking=True)
             graph = self._graphs[key]
             if graph is None:
-                self._body(key, slots[0])
+                self._run_body(key, slots[0], launch)
             else:
                 graph.replay()
             result = self._results[turn, : len(slots)]
@@ -328,15 +365,34 @@ class PagedLM:
                 self._copy_stream.wait_stream(self.stream)
                 with torch.cuda.stream(self._copy_stream):
                     launch.host.copy_(result, non_blocking=True)
-                    launch.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    launch.done.record(self._copy_stream)
+                    launch.done = self._mark()
         self._under_way.append(launch)
         return launch
 
+    def _run_body(self, key: tuple[str, int, int], slot: int, launch: Launch) -> None:
+        """A launch without a graph. When it fails the rows may have moved, so nobody may try it again."""
+        started = time.perf_counter()
+        try:
+            self._body(key, slot)
+        except torch.OutOfMemoryError as error:
+            raise OverloadedError(
+                "the device's memory is full; try again later", retry_after_s=1.0
+            ) from error
+        launch.spent_ms = (time.perf_counter() - started) * 1e3
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """Now, on the current CUDA stream."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
     def _collect_oldest(self) -> None:
         launch = self._under_way.popleft()
-        if launch.done is not None:
+        if launch.begun is not None and launch.done is not None:
             launch.done.synchronize()
+            launch.spent_ms = launch.begun.elapsed_time(launch.done)
         for slot, row in zip(launch.slots, launch.host.tolist(), strict=True):
             launch.results[slot] = RowResult(row[2 : 2 + row[1]], row[0])
         launch.is_collected = True
@@ -350,8 +406,8 @@ class PagedLM:
         commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
         slots = torch.full((1 if kind == "prompt" else size,), -1, dtype=torch.int32, device=self.device)
         self._inputs[key] = commands, slots
-        self._graphs[key] = None
         if not self.use_kernels or self.stream is None or kind == "single":
+            self._graphs[key] = None
             return
         _log.info("speech LM: capturing %s of %d, %d steps", *key)
         # A run over empty rows compiles what is not compiled yet and touches no row.

@@ -1,0 +1,169 @@
+"""The speech LM's side of a step on paged stages: what is queued for which row, and what has come of it.
+
+Where the speech LM runs beside the other stages and few rows decode, a row has a few tokens more under way than its
+next chunk needs, so that the device decodes on while the host takes the chunk's tokens and launches the flow. The
+tokens of that chunk are then taken without waiting for those.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vivace.engine.lm_device import DeviceLMSession, LMDevice
+from vivace.engine.work import Outcome, attempt
+
+if TYPE_CHECKING:
+    from vivace.engine.live import LiveRequest, Segment
+    from vivace.engine.stages import Stages
+
+FEW_ROWS = 4
+"""Up to so many rows, tokens are queued by what their chunks need; beyond, all rows step together."""
+
+LEAD_TOKENS = 4
+"""Tokens under way beyond what a chunk needs: the host takes a chunk's tokens and launches its flow meanwhile."""
+
+_Planned = tuple[tuple[int, int], ...]
+
+
+class BatchDecoder:
+    """Queues and takes tokens of all requests.
+
+    Args:
+        stages: what is common to all ways of running.
+        lm: None where every session is a plain one.
+        lead_tokens: see ``LEAD_TOKENS``.
+    """
+
+    def __init__(self, stages: Stages, lm: LMDevice | None, lead_tokens: int = LEAD_TOKENS) -> None:
+        self._stages, self._lm, self.lead_tokens = stages, lm, lead_tokens
+        self._decoding: dict[DeviceLMSession, tuple[LiveRequest, Segment]] = {}
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether tokens are made while other stages run."""
+        return self._lm is not None and self._lm.runs_beside
+
+    def early_tokens(self, live: LiveRequest, segment: Segment) -> int:
+        """Tokens with which the flow can compute the last chunk of the prompt; 0: it has had them, or needs none."""
+        if not self.runs_beside or segment.is_whole or segment.flow is None:
+            return 0
+        if segment.early_tokens or segment.fed_tokens != len(live.voice.speech_tokens):
+            return 0
+        return self._stages.plan.prompt_lookahead(segment.fed_tokens)
+
+    def collect(self) -> Iterator[Outcome]:
+        """Takes tokens that earlier steps queued; an outcome for each row that was planned."""
+        decoding, self._decoding = self._decoding, {}
+        is_few = self.runs_beside and len(decoding) <= FEW_ROWS
+        for session, (live, segment) in decoding.items():
+            if live.is_done or live.segment is not segment:
+                continue
+            enough = self._enough(live, segment) if is_few else None
+            outcome = attempt(live, partial(self._take_tokens, live, segment, session, enough))
+            if outcome.error is None and session.tokens_under_way:
+                self._decoding[session] = live, segment
+            yield outcome
+
+    def launch(
+        self, planned: _Planned, lives: Mapping[int, LiveRequest], failed: set[int]
+    ) -> Iterator[Outcome]:
+        """All rows together; an outcome for each that has no queue or cannot go on.
+
+        Args:
+            failed: requests that have come to their end in this step.
+        """
+        bursts: dict[DeviceLMSession, list[int]] = {}
+        is_few, is_first = len(planned) <= FEW_ROWS, False
+        for request_id, count in planned:
+            live = lives[request_id]
+            if request_id in failed:
+                continue
+            opened = attempt(live, partial(self._open, live))
+            segment = live.segment
+            if opened.error is not None or segment is None:
+                yield opened
+            elif isinstance(segment.lm, DeviceLMSession):
+                self._decoding[segment.lm] = live, segment
+                bursts[segment.lm] = self._bursts(live, segment, count, is_few)
+                is_first |= is_few and _is_new(live, segment)
+            else:
+                yield attempt(live, partial(self._stages.decode, live, count))
+        for session, error in self._launch(bursts, is_first):
+            live, _ = self._decoding.pop(session)
+            yield Outcome(live, error=error)
+
+    def _launch(
+        self, bursts: dict[DeviceLMSession, list[int]], is_first: bool
+    ) -> Iterable[tuple[DeviceLMSession, Exception]]:
+        """The first bursts of all rows, then the second ones, and so on. Returns rows that cannot go on."""
+        refused: dict[DeviceLMSession, Exception] = {}
+        if self._lm is None or not bursts:
+            return ()
+        self._lm.paged.hurry(is_first)
+        with self._stages.span("lm", self._lm.paged.stream):
+            self._launch_bursts(self._lm, bursts, refused)
+        return refused.items()
+
+    @staticmethod
+    def _launch_bursts(
+        lm: LMDevice, bursts: dict[DeviceLMSession, list[int]], refused: dict[DeviceLMSession, Exception]
+    ) -> None:
+        for counts in itertools.zip_longest(*bursts.values(), fillvalue=0):
+            work = [
+                (session, count)
+                for session, count in zip(bursts, counts, strict=True)
+                if count > 0 and session not in refused
+            ]
+            try:
+                refused.update(lm.launch(work) if work else ())
+            except Exception as fault:
+                refused.update((session, fault) for session, _ in work)
+
+    def _open(self, live: LiveRequest) -> None:
+        if live.segment is None:
+            self._stages.next_segment(live)
+
+    def _enough(self, live: LiveRequest, segment: Segment) -> int:
+        """Tokens with which there is something for the flow to do."""
+        early = self.early_tokens(live, segment)
+        if early > len(segment.tokens):
+            return early - len(segment.tokens)
+        return self._stages.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
+
+    def _bursts(self, live: LiveRequest, segment: Segment, count: int, is_few: bool) -> list[int]:
+        """Tokens to queue, in parts that are taken one after the other.
+
+        Args:
+            count: most that the row may have under way.
+        """
+        assert isinstance(segment.lm, DeviceLMSession)
+        plan, done, known = self._stages.plan, segment.done_tokens, segment.known_tokens
+        under_way = segment.lm.tokens_under_way
+        if not segment.is_whole and _is_new(live, segment):
+            # The first chunk gets its tokens and not one more: it is the one that is waited for.
+            count = min(count, plan.tokens_until_audio(done, known))
+        if segment.is_whole or not self.runs_beside or not is_few:
+            return [count - under_way]
+        needed = plan.tokens_until_audio(max(done, plan.ready_border(known)), known)
+        needed = max(0, min(count, needed) - under_way)
+        early = max(0, self.early_tokens(live, segment) - len(segment.tokens) - under_way)
+        lead = self.lead_tokens if count >= under_way + needed + self.lead_tokens else 0
+        if not needed and under_way >= self.lead_tokens:
+            lead = 0
+        return [early, needed - early, lead] if 0 < early < needed else [needed, lead]
+
+    def _take_tokens(
+        self, live: LiveRequest, segment: Segment, session: DeviceLMSession, enough: int | None
+    ) -> None:
+        before = session.spent_ms
+        made = session.collect(enough)
+        live.times.lm_ms += session.spent_ms - before
+        self._stages.add_tokens(live, made)
+
+
+def _is_new(live: LiveRequest, segment: Segment) -> bool:
+    """Whether nothing of the request has been rendered."""
+    return not segment.index and segment.fed_tokens == len(live.voice.speech_tokens)
