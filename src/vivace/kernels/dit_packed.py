@@ -23,7 +23,11 @@ from vivace.kernels.dit_packed_kernels import (
     packed_ff_in_kernel,
     packed_qkv_kernel,
 )
+from vivace.kernels.dit_products import Shape, products
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
+
+CUDA_ROWS = (104, 200)
+"""Tiles of so many rows are those of ``dit_products``."""
 
 _AROUND = {
     "embed_input": Tile(64, 64, 128, 4, 2),
@@ -97,6 +101,10 @@ class PackedKernels:
         pdl: bool = False,
     ) -> None:
         """See ``dit_reference.qkv``."""
+        if tile.rows in CUDA_ROWS:
+            shape = Shape(tile.columns, tile.rows)
+            products(query.device.index).qkv(rows, x, projection, rope, query, layer_offset, shape)
+            return
         inner = query.shape[1]
         assert inner % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), 3 * inner // tile.columns)
@@ -142,6 +150,10 @@ class PackedKernels:
         pdl: bool = False,
     ) -> None:
         """See ``dit_reference.add_projection``. ``out.tiles`` must be the number of column tiles."""
+        if tile.rows in CUDA_ROWS:
+            shape = Shape(tile.columns, tile.rows)
+            products(a.device.index).add_projection(rows, a, projection, hidden, out, shape)
+            return
         dim, depth = projection.weight.shape
         assert out.tiles * tile.columns == dim
         grid = (triton.cdiv(rows.num_rows, tile.rows), out.tiles)
@@ -156,6 +168,10 @@ class PackedKernels:
         self, rows: Rows, x: Normed, projection: Folded, out: Tensor, *, tile: Tile, pdl: bool = False
     ) -> None:
         """See ``dit_reference.ff_in``."""
+        if tile.rows in CUDA_ROWS:
+            shape = Shape(tile.columns, tile.rows)
+            products(out.device.index).ff_in(rows, x, projection, out, shape)
+            return
         width, depth = projection.weight.shape
         assert width % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
