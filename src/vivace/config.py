@@ -109,6 +109,18 @@ class ConformerLMConfig:
         return self.decoder.num_blocks
 
     @property
+    def num_heads(self) -> int:
+        return self.decoder.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.decoder.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.decoder.head_dim
+
+    @property
     def num_speech_rows(self) -> int:
         """Rows of the head: speech tokens and the end of sequence."""
         return self.speech_token_size + 1

@@ -32,14 +32,13 @@ from vivace.models.device_kinds import (
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
 from vivace.models.hift_device import DeviceVocoder, PendingSamples, is_supported
-from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
     from vivace.checkpoint import Model
     from vivace.config import Limits
     from vivace.datatypes import Samples
     from vivace.models.flow_stream import ShouldStop
-    from vivace.models.kinds import AnyVocoder
+    from vivace.models.kinds import AnyLM, AnyVocoder
     from vivace.voice import Voice
 
 FlowItem = tuple[PagedStream, Sequence[int], bool]
@@ -215,13 +214,13 @@ class DeviceStages:
     """What one engine runs its stages with on a CUDA device.
 
     Attributes:
-        lm, vocoder: None where the model's kind has the plain way only.
+        vocoder: None where the model's kind has the plain way only.
         flow: with a runner of its own kind.
         capacity: what there is room for.
         stream: for flow and vocoder; None: the default one.
     """
 
-    lm: LMDevice | None
+    lm: LMDevice
     flow: DeviceFlowRunner | FlowRunner
     vocoder: AnyDeviceVocoder | None
     plain_vocoder: AnyVocoder
@@ -282,11 +281,10 @@ class DeviceStages:
             priorities: of the CUDA streams.
         """
         priorities = priorities or Priorities()
-        config, lm = model.config, None
+        config = model.config
         packed = 1 if deterministic else min(PACKED_ROWS, 1 << (max_rows.bit_length() - 1))
-        if isinstance(model.lm, SpeechLM):
-            longest = config.flow.num_tokens(limits.stream_frames)
-            lm = _open_lm(model.lm, longest, max_rows, deterministic, resident, priorities)
+        longest = config.flow.num_tokens(limits.stream_frames)
+        lm = _open_lm(model.lm, longest, max_rows, deterministic, resident, priorities)
         vocoder = make_device_vocoder(model.vocoder, max_rows, packed)
         max_bytes = None
         if model.device.type == "cuda":
@@ -303,7 +301,7 @@ class DeviceStages:
             batch=max(2, min(MOST_CHUNKS, max_rows)),
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
-            kv_pages=1 << 60 if lm is None else lm.rows.num_free_pages,
+            kv_pages=lm.rows.num_free_pages,
             flow_pages=pages,
             chunk_tokens=config.chunk_tokens,
         )
@@ -330,8 +328,7 @@ class DeviceStages:
         if self.vocoder is not None:
             most = self.vocoder.max_rows
             self.vocoder.warm_up([1 << power for power in range(most.bit_length())])
-        if self.lm is not None:
-            self.lm.warm_up()
+        self.lm.warm_up()
 
     def open_vocoder(self, speed: float) -> DeviceVocoderSession | VocoderSession:
         """The audio side of a request that runs; no more than ``capacity.running`` do."""
@@ -346,7 +343,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _open_lm(
-    lm: SpeechLM,
+    lm: AnyLM,
     most_speech: int,
     max_rows: int,
     deterministic: bool,

@@ -21,8 +21,9 @@ from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSeq
 from vivace.engine.sampler import OneRow, SamplingRows, TokenKind
 from vivace.errors import OverloadedError, SynthesisError, VivaceError
 from vivace.kernels.row_state import NOT_FINITE, RING
-from vivace.models.lm_paged import PAGE_TOKENS, Launch, PagedLM, RowCommand, RowPrompt
-from vivace.models.speech_lm import SpeechLM
+from vivace.models.device_kinds import make_paged_lm
+from vivace.models.kinds import AnyLM
+from vivace.models.lm_paged import PAGE_TOKENS, Launch, RowCommand, RowPrompt
 
 MOST_TOP_K = 32
 """Largest ``top_k`` that the sampling kernels serve."""
@@ -54,7 +55,7 @@ class LMDevice:
 
     def __init__(
         self,
-        lm: SpeechLM,
+        lm: AnyLM,
         *,
         max_rows: int,
         cache_tokens: int,
@@ -71,7 +72,7 @@ class LMDevice:
         self.max_positions = max_positions
         self.max_rows = max_rows
         self.rows = RowPool(max_rows, num_pages, PAGE_TOKENS)
-        self.paged = PagedLM(
+        self.paged = make_paged_lm(
             lm,
             draw_rows(lm.config),
             num_pages=num_pages,
@@ -198,6 +199,7 @@ class DeviceLMSession:
         self._device = device
         self._config = device.lm.config
         self._sequence = sequence
+        self._speaker = sequence.speaker if isinstance(sequence, PlainSequence) else None
         self._rules = SegmentRules(
             sequence,
             token_text_ratio=token_text_ratio,
@@ -221,6 +223,7 @@ class DeviceLMSession:
         self._capacity = min(self._longest(), device.max_positions)
         self._lease = device.rows.open(self._capacity)
         device.paged.set_pages(self._lease.slot, self._lease.pages)
+        device.paged.set_speaker(self._lease.slot, self._speaker)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -380,14 +383,19 @@ class DeviceLMSession:
         return self._device.paged.prompt(prompt)
 
     def _ids(self, pieces: Sequence[Piece]) -> list[int]:
-        """One numbering of both vocabularies: speech rows follow the text."""
-        shift = self._config.text_vocab_size
-        return [token + (shift if piece.kind == "speech" else 0) for piece in pieces for token in piece.ids]
+        """One numbering of both vocabularies: speech rows follow the text, and behind them comes the speaker."""
+        config = self._config
+        shift = config.text_vocab_size
+        ids = [token + (shift if piece.kind == "speech" else 0) for piece in pieces for token in piece.ids]
+        if self._speaker is not None and ids[0] == shift + config.sos_id:
+            ids.insert(1, shift + config.num_embedding_rows)
+        return ids
 
     def _longest(self) -> int:
         """Positions that the segment takes at most."""
         fed = sum(len(piece.ids) for piece in self._feed.pieces) if self._feed is not None else 0
         if isinstance(self._sequence, PlainSequence):
-            return fed + self._rules.limit(text_is_known=True) + 1
+            return fed + int(self._speaker is not None) + self._rules.limit(text_is_known=True) + 1
+        assert self._config.mix_ratio is not None, "only models that interleave stream text"
         text, speech = self._config.mix_ratio
         return fed + self._max_tokens * (text + speech) // speech + _SPARE_POSITIONS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vivace.config import SpeechLMConfig
+from vivace.config import LMConfig, SpeechLMConfig
 from vivace.engine.sampler import SamplingRows, allowed_tokens, sample
 from vivace.kernels.cuda_compile import KernelUnavailableError
 from vivace.kernels.reference import DrawRows
@@ -46,7 +46,10 @@ def kernels_run_on(device: torch.device) -> bool:
 
 def single_kernel(paged: PagedLM) -> PersistentKernel | None:
     """The resident kernel for a row that steps alone, with weights of its own; None where it does not fit."""
-    config, weights = paged.config, paged.weights
+    config = paged.config
+    if not isinstance(config, SpeechLMConfig):
+        return None
+    weights = paged.weights
     fits = weights.head.dtype == torch.bfloat16 and torch.cuda.get_device_capability(paged.device) >= (9, 0)
     if not fits or config.start_rows_apart or config.head_bias or config.head_dim != 64:
         return None
@@ -84,7 +87,7 @@ def _packed(layer: PackedLayer) -> Packed:
     return pack_layer(layer.before, layer.qkv, layer.qkv_bias, layer.out, layer.between, gate, up, layer.down)
 
 
-def draw_rows(config: SpeechLMConfig) -> DrawRows:
+def draw_rows(config: LMConfig) -> DrawRows:
     """``sampler.sample`` on the rows of a ``RowState``."""
     tables: dict[torch.device, Tensor] = {}
 

@@ -29,12 +29,16 @@ class PlainSequence:
 
     Args:
         prefix: text tokens up to the end of the prompt's text; ``text``: what is to be spoken.
+
+    Attributes:
+        speaker: speaker embedding ``[192]`` behind the start row; None where the model does not read it.
     """
 
     def __init__(
         self, lm: SpokenLM, prefix: Sequence[int], text: Sequence[int], prompt_speech: Sequence[int]
     ) -> None:
         config = lm.config
+        self.speaker = lm.speaker
         self._speech_token_size = config.speech_token_size
         pieces = [Piece("speech", (config.sos_id,))]
         if prefix or text:

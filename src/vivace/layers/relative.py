@@ -85,11 +85,11 @@ class RelativeAttention(nn.Module):
         In evaluation a table is kept, which grows by doubling; weights changed in place are not noticed.
         """
         if self.training:
-            return self._project(total, length)
+            return self.project(total, length)
         if self._table is None or total > self._before or length > self._after:
             self._before = max(total, 2 * self._before if total > self._before else self._before, 64)
             self._after = max(length, 2 * self._after if length > self._after else self._after, 64)
-            self._table = self._project(self._before, self._after)
+            self._table = self.project(self._before, self._after)
         start = self._before - total
         return self._table[:, start : start + total + length - 1]
 
@@ -98,7 +98,8 @@ class RelativeAttention(nn.Module):
         assert self._table is not None, "positions() makes it"
         return self._table, self._before - 1
 
-    def _project(self, before: int, after: int) -> Tensor:
+    def project(self, before: int, after: int) -> Tensor:
+        """Projected distances ``before - 1 … -after + 1``, ``[heads, before + after - 1, dim_head]``."""
         weight = self.linear_pos.weight
         waves = distance_sinusoids(before - 1, before + after - 1, weight.shape[1], weight.device)
         projected: Tensor = self.linear_pos(waves.to(weight.dtype))

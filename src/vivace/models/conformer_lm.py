@@ -29,6 +29,9 @@ class ConformerLM(nn.Module):
     use_graphs: bool | None = None
     """Single positions as CUDA graphs; None: on a GPU."""
 
+    speaker: NDArray[np.float32] | None = None
+    """Speaks as nobody."""
+
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
         self.config = config
@@ -70,12 +73,11 @@ class ConformerLM(nn.Module):
 
         On a GPU its single positions run as a CUDA graph.
         """
-        speaker = None if embedding is None else self.embed_speaker(embedding)
         if self.llm_decoder.weight.is_cuda if self.use_graphs is None else self.use_graphs:
             from vivace.models.conformer_graph import GraphView
 
-            return GraphView(self, speaker)
-        return self if speaker is None else SpeakerView(self, speaker)
+            return GraphView(self, embedding)
+        return self if embedding is None else SpeakerView(self, embedding)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """An empty cache for ``batch`` rows with room for ``capacity`` positions; it grows when full."""
@@ -104,19 +106,23 @@ class ConformerLM(nn.Module):
 
 
 class SpeakerView:
-    """A ``ConformerLM`` that speaks as one speaker, if any: the start row is followed by the speaker's own."""
+    """A ``ConformerLM`` that speaks as one speaker, if any: the start row is followed by the speaker's own.
 
-    def __init__(self, lm: ConformerLM, speaker: Tensor | None) -> None:
-        self._lm, self._speaker = lm, speaker
+    Attributes:
+        speaker: embedding ``[192]`` of any length.
+    """
+
+    def __init__(self, lm: ConformerLM, speaker: NDArray[np.float32] | None) -> None:
+        self._lm, self.speaker = lm, speaker
         self.config, self.llm_decoder = lm.config, lm.llm_decoder
         self.embed_text, self.logits = lm.embed_text, lm.logits
 
     def embed_speech(self, ids: Tensor) -> Tensor:
         """As ``ConformerLM.embed_speech`` for ``[1, T]``; one position more behind a start row that comes first."""
         embedded = self._lm.embed_speech(ids)
-        if self._speaker is None or ids.shape[1] != 1 or int(ids[0, 0]) != self.config.sos_id:
+        if self.speaker is None or ids.shape[1] != 1 or int(ids[0, 0]) != self.config.sos_id:
             return embedded
-        return torch.cat((embedded, self._speaker), dim=1)
+        return torch.cat((embedded, self._lm.embed_speaker(self.speaker)), dim=1)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """See ``ConformerLM.new_cache``."""

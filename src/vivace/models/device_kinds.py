@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from vivace.kernels.reference import DrawRows
+from vivace.models.conformer_lm import ConformerLM
+from vivace.models.conformer_paged import PagedConformer
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow
 from vivace.models.flow_unet import UNetFlow
@@ -12,7 +15,8 @@ from vivace.models.hift_centred import CentredHiFT
 from vivace.models.hift_centred_device import CentredDeviceVocoder
 from vivace.models.hift_device import DeviceVocoder
 from vivace.models.hift_fade import FadingHiFT
-from vivace.models.kinds import AnyFlow, AnyVocoder
+from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
+from vivace.models.lm_paged import PagedLM
 from vivace.models.unet_device import DeviceUNetFlow
 
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
@@ -20,6 +24,12 @@ AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
 
 AnyDeviceVocoder: TypeAlias = DeviceVocoder | CentredDeviceVocoder
 """So have they."""
+
+
+def make_paged_lm(lm: AnyLM, draw: DrawRows, **options: Any) -> PagedLM:
+    """The speech LM for many rows; arguments as ``PagedLM``."""
+    kind = PagedConformer if isinstance(lm, ConformerLM) else PagedLM
+    return kind(lm, draw, **options)
 
 
 def make_device_flow(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vivace.config import LMConfig
     from vivace.kernels.lm_launch import KernelOps
     from vivace.kernels.lm_persistent import PersistentKernel
+    from vivace.models.kinds import AnyLM
 
 PAGE_TOKENS = 32
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
@@ -136,9 +137,12 @@ class PagedLM:
             device: beside others they would wait for room, and hold up everything that comes behind them.
     """
 
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    plain_ops: type[PlainOps] = PlainOps
+
     def __init__(
         self,
-        lm: SpeechLM,
+        lm: AnyLM,
         draw: DrawRows,
         *,
         num_pages: int,
@@ -150,20 +154,17 @@ class PagedLM:
         priorities: tuple[int, int] = (0, 0),
     ) -> None:
         config = lm.config
-        self.config = config
+        self.config: LMConfig = config
         self.device = lm.llm_decoder.weight.device
-        self.weights = PackedWeights.of(lm)
         self.num_slots, self.num_pages = num_slots, num_pages
+        self._pack(lm, max_positions)
         self.max_pages = -(-max_positions // PAGE_TOKENS)
-        dtype = self.weights.head.dtype
+        dtype = lm.llm_decoder.weight.dtype
         shape = (config.num_layers, 2, num_pages, config.num_kv_heads, PAGE_TOKENS, config.head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=self.device)
         self.table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, device=self.device)
         self.state = RowState.empty(num_slots, OUT_TOKENS, self.device)
-        length = self.max_pages * PAGE_TOKENS
-        cos, sin = rotary_tables(0, length, config.head_dim, config.rope_theta, self.device)
-        half = config.head_dim // 2
-        self.cos, self.sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+        self.cos, self.sin = self._rotary(self.max_pages * PAGE_TOKENS)
         self.use_kernels = use_kernels
         self.deterministic = deterministic
         self.ops = self._make_ops(draw, pdl)
@@ -182,7 +183,7 @@ class PagedLM:
         self.stream = self._streams[0]
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._host_table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, pin_memory=on_cuda)
-        longest = max(most * 4, HEADER + RING + PROMPT_BUCKETS[-1])
+        longest = max(most * 4, HEADER + RING + self.prompt_buckets[-1])
         self._host_commands = [
             torch.zeros(longest, dtype=torch.int64, pin_memory=on_cuda) for _ in range(_DEPTH)
         ]
@@ -190,13 +191,27 @@ class PagedLM:
             torch.zeros(most, width, dtype=torch.int32, pin_memory=on_cuda) for _ in range(_DEPTH)
         ]
 
+    def _pack(self, lm: AnyLM, max_positions: int) -> None:
+        """Makes the weights ready."""
+        del max_positions
+        assert isinstance(lm, SpeechLM), "other kinds pack their own"
+        self.weights = PackedWeights.of(lm)
+
+    def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 ``[length, head_dim / 2]``."""
+        config, half = self.config, self.config.head_dim // 2
+        assert isinstance(config, SpeechLMConfig), "other kinds have no angles"
+        cos, sin = rotary_tables(0, length, config.head_dim, config.rope_theta, self.device)
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
     def _make_ops(self, draw: DrawRows, pdl: bool) -> PlainOps | KernelOps:
         config = self.config
+        eps = config.rms_norm_eps if isinstance(config, SpeechLMConfig) else 0.0
         if not self.use_kernels:
-            return PlainOps(
+            return self.plain_ops(
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
-                eps=config.rms_norm_eps,
+                eps=eps,
                 state=self.state,
                 table=self.table,
                 cos=self.cos,
@@ -204,21 +219,27 @@ class PagedLM:
                 speech_token_size=config.speech_token_size,
                 draw=draw,
             )
-        from vivace.kernels.lm_launch import KernelOps
-
-        return KernelOps(
+        fill_id = -1 if config.fill_id is None else config.fill_id
+        return self._kernel_ops()(
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
+            eps=eps,
             state=self.state,
             table=self.table,
             cos=self.cos,
             sin=self.sin,
-            ids=(config.speech_token_size, config.num_speech_rows, config.fill_id, config.eos_id),
+            ids=(config.speech_token_size, config.num_speech_rows, fill_id, config.eos_id),
             pdl=pdl,
             splits=8 if self.deterministic else None,
         )
+
+    @staticmethod
+    def _kernel_ops() -> type[KernelOps]:
+        """Launches the kernels; Triton is imported where there is use for it only."""
+        from vivace.kernels.lm_launch import KernelOps
+
+        return KernelOps
 
     def _make_streams(self, priorities: tuple[int, int]) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         calm, hurried = priorities
@@ -249,6 +270,9 @@ class PagedLM:
         with self._on_stream():
             self.table[slot].copy_(row, non_blocking=True)
 
+    def set_speaker(self, slot: int, embedding: NDArray[np.float32] | None) -> None:
+        """Who speaks in a row whose prompt comes next; for models that read it."""
+
     def next_steps(self, rows: int, left: int) -> int:
         """Steps of the next launch of a burst of which ``left`` tokens are missing."""
         if rows == 1 and self._single is not None:
@@ -270,14 +294,14 @@ class PagedLM:
     def prompt(self, row: RowPrompt) -> Launch:
         """Starts a prompt: its positions, then one token. The result is that of its last launch."""
         ids, past = list(row.ids), row.past
-        most = PROMPT_BUCKETS[-1]
+        most = self.prompt_buckets[-1]
         while len(ids) > most:
             self._prompt_part(row, ids[:most], past, draws=False)
             ids, past = ids[most:], past + most
         return self._prompt_part(row, ids, past, draws=True)
 
     def _prompt_part(self, row: RowPrompt, ids: list[int], past: int, *, draws: bool) -> Launch:
-        bucket = next(size for size in PROMPT_BUCKETS if size >= len(ids))
+        bucket = next(size for size in self.prompt_buckets if size >= len(ids))
         command = row.command
         header = torch.zeros(HEADER, dtype=torch.int64)
         header[:7] = torch.tensor(
@@ -322,11 +346,11 @@ class PagedLM:
     # -- graphs ----------------------------------------------------------------------------------------------
 
     def warm_up(
-        self, max_rows: int, steps: Sequence[int] = STEPS, prompts: Sequence[int] = PROMPT_BUCKETS
+        self, max_rows: int, steps: Sequence[int] = STEPS, prompts: Sequence[int] | None = None
     ) -> None:
         """Captures the graphs of all buckets up to ``max_rows`` rows and of the prompts."""
-        for bucket in PROMPT_BUCKETS:
-            if bucket in prompts:
+        for bucket in self.prompt_buckets:
+            if prompts is None or bucket in prompts:
                 self._prepare(("prompt", bucket, 1))
         for bucket in BUCKETS:
             for count in steps:
@@ -406,7 +430,7 @@ class PagedLM:
         commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
         slots = torch.full((1 if kind == "prompt" else size,), -1, dtype=torch.int32, device=self.device)
         self._inputs[key] = commands, slots
-        if not self.use_kernels or self.stream is None or kind == "single":
+        if self.stream is None or not self._has_graph(kind, size):
             self._graphs[key] = None
             return
         _log.info("speech LM: capturing %s of %d, %d steps", *key)
@@ -426,6 +450,11 @@ class PagedLM:
         self._memory = self._memory or graph.pool()
         self._graphs[key] = graph
 
+    def _has_graph(self, kind: str, size: int) -> bool:
+        """Whether launches of a kind are captured."""
+        del size
+        return self.use_kernels and kind != "single"
+
     @staticmethod
     def _empty_command(kind: str, commands: Tensor) -> None:
         if kind == "prompt":
@@ -440,7 +469,7 @@ class PagedLM:
         commands, slots = self._inputs[key]
         if kind == "prompt":
             self.ops.prompt_begin(commands, slots)
-            lm_packed.prompt(self.ops, self.weights, self.pool, commands[HEADER + RING :], slots)
+            self._run_prompt(commands[HEADER + RING :], slots)
         elif kind == "single":
             assert self._single is not None
             self.ops.begin(commands, slots)
@@ -451,6 +480,10 @@ class PagedLM:
                 self.ops.sample(self._scores(slots), slots)
         self.ops.report(slots, self._launches, self._results)
         self._launches += 1
+
+    def _run_prompt(self, ids: Tensor, slots: Tensor) -> None:
+        """New positions of the row in ``slots [1]``, and one token behind the last of them."""
+        lm_packed.prompt(self.ops, self.weights, self.pool, ids, slots)
 
     def _scores(self, slots: Tensor) -> Tensor:
         rows, arguments = slots.shape[0], (self.weights, self.pool, slots)

@@ -85,6 +85,9 @@ class SpeechLM(nn.Module):
         self.llm_decoder = nn.Linear(config.hidden_size, config.num_speech_rows, bias=config.head_bias)
         self.dropout = nn.Dropout(dropout)
 
+    speaker: NDArray[np.float32] | None = None
+    """The model does not read a speaker embedding."""
+
     def for_speaker(self, embedding: NDArray[np.float32] | None) -> SpeechLM:
         """The same model: it does not read the speaker embedding."""
         return self

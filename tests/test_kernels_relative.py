@@ -1,0 +1,82 @@
+"""The Triton kernels of CosyVoice-300M's speech LM against their plain versions, interpreted or compiled on a GPU."""
+
+from __future__ import annotations
+
+from tests import interpreter  # isort: skip  (before anything imports Triton)
+
+import pytest
+import torch
+
+from vivace.kernels.reference import live_rows
+from vivace.kernels.relative_launch import RelativeOps
+from vivace.kernels.row_state import RowState
+from vivace.models.conformer_packed import PlainDistanceOps
+
+assert interpreter
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADS, HEAD_DIM, PAGE, PAGES = 3, 32, 16, 6
+LENGTHS = (0, 1, 40, 31, 32, 33, 95)
+STOPPED, RESTING = 2, 5
+# Sums in another order; a bfloat16 result may round the other way.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def random(*shape, seed, dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(DEVICE, dtype)
+
+
+def make_ops(splits=None):
+    """The kernels and the plain versions on equal states, pages scattered."""
+    state = RowState.empty(len(LENGTHS), 4, DEVICE)
+    state.length.copy_(torch.tensor(LENGTHS))
+    state.remaining.fill_(3)
+    state.stop[STOPPED], state.remaining[RESTING] = 1, 0
+    pages = torch.randperm(len(LENGTHS) * PAGES, generator=torch.Generator().manual_seed(1)) + 1
+    table = pages.view(len(LENGTHS), PAGES).int().to(DEVICE)
+    empty = torch.zeros(0, device=DEVICE)
+    shared = {"heads": HEADS, "kv_heads": HEADS, "eps": 0.0, "state": state, "table": table}
+    shared |= {"cos": empty, "sin": empty}
+    kernels = RelativeOps(**shared, head_dim=HEAD_DIM, ids=(50, 51, -1, 50), pdl=False, splits=splits)
+    plain = PlainDistanceOps(**shared, speech_token_size=50, draw=None)
+    return kernels, plain, state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("splits", [1, 2, 8, None])
+@pytest.mark.parametrize("slots", [(6,), (0, -1, 3, 2), (4, 1, 5, 6, 3, 0)])
+def test_attention(dtype, splits, slots):
+    kernels, plain, state = make_ops(splits)
+    width = HEADS * HEAD_DIM
+    qkv, bias = random(len(slots), 3 * width, seed=2, dtype=dtype), random(3 * width, seed=3, dtype=dtype)
+    positions = (
+        random(HEADS, HEAD_DIM, seed=4, dtype=dtype),
+        random(HEADS, HEAD_DIM, seed=5, dtype=dtype),
+        random(HEADS, 97, HEAD_DIM, seed=6, dtype=dtype),
+    )
+    chosen = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    shape = 2, len(LENGTHS) * PAGES + 1, HEADS, PAGE, HEAD_DIM
+    pools = [random(*shape, seed=7, dtype=dtype) for _ in range(2)]
+    got = kernels.attend_distances(qkv, bias, positions, pools[0], chosen)
+    wanted = plain.attend_distances(qkv, bias, positions, pools[1], chosen)
+    live = live_rows(state, chosen)
+    assert live.any()
+    torch.testing.assert_close(got[live], wanted[live], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(pools[0], pools[1], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert got.dtype is dtype
+    assert bool(got[live].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 72, 1000])
+@pytest.mark.parametrize("adds", [True, False])
+def test_layer_norm(dtype, width, adds):
+    kernels, plain, _ = make_ops()
+    gain, offset = random(width, seed=1, dtype=dtype), random(width, seed=2, dtype=dtype)
+    delta = random(5, width, seed=3, dtype=dtype) if adds else None
+    streams = [random(5, width, seed=4, scale=3.0) + 7 for _ in range(2)]
+    got = kernels.add_layer_norm(streams[0], delta, gain, offset, 1e-5)
+    wanted = plain.add_layer_norm(streams[1], delta, gain, offset, 1e-5)
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(streams[0], streams[1], atol=1e-6, rtol=1e-6)
