@@ -287,7 +287,7 @@ def test_a_consumer_that_stalls_pauses_alone(random_model_folder, ask, alone):
 def test_larger_hops_give_the_same_bytes(random_model_folder, ask, alone):
     chunks = []
     for hop in (1, 4):
-        with open_engine(random_model_folder, Policy(max_hop_chunks=hop, safe_ms=1)) as engine:
+        with open_engine(random_model_folder, Policy(max_hop_chunks=hop, safe_ms=1, quiet_rows=0)) as engine:
             stream = engine.stream(ask(1))
             parts = [chunk.samples for chunk in stream]
             assert np.concatenate(parts).tobytes() == alone(1)

@@ -90,14 +90,22 @@ def test_hops_grow_while_playback_is_safe(credit_ms, chunks):
 
 
 def test_a_safe_stream_waits_for_the_tokens_of_a_larger_hop_unless_none_will_come():
-    scheduler = make()
+    scheduler = make(quiet_rows=0)
     scheduler.add(playing(1, 9000, spare_tokens=30))
     plan = scheduler.plan(10_000)
     assert plan.render == ()
     assert decoded(plan) == [1]
-    scheduler = make()
+    scheduler = make(quiet_rows=0)
     scheduler.add(playing(1, 9000, spare_tokens=30, is_complete=True))
     assert scheduler.plan(10_000).render == ((1, 2),)
+
+
+def test_few_streams_render_what_is_ready():
+    scheduler = make()
+    scheduler.add(playing(1, 9000, spare_tokens=30))
+    plan = scheduler.plan(10_000)
+    assert plan.render == ((1, 2),)
+    assert decoded(plan) == [1]
 
 
 def test_the_first_chunk_gets_its_tokens_and_no_more():

@@ -159,6 +159,7 @@ class Scheduler:
         """Chunks of the most urgent streams, as many as the step may have and the pages allow."""
         render: list[tuple[int, int]] = []
         room, most = self.limit.chunks, self.capacity.flow_pages
+        is_quiet = len(ready) <= self.policy.quiet_rows
         running = self.requests.running.values()
         free = most - sum([ticket.held_pages for ticket in running])
         scarce = free < sum([ticket.flow_pages - ticket.held_pages for ticket in running])
@@ -168,7 +169,7 @@ class Scheduler:
                 break
             if ticket.tokens_until_audio:
                 continue
-            hop = min(self._hop(ticket, now_ms), room)
+            hop = min(self._hop(ticket, now_ms, is_quiet), room)
             left = max(0, ticket.flow_pages - ticket.held_pages)
             # When pages are scarce fewer chunks may do where many do not.
             while scarce and hop and not self.requests.may_take(free, ticket, min(hop, left), extra):
@@ -184,11 +185,15 @@ class Scheduler:
             room -= hop
         return render
 
-    def _hop(self, ticket: Ticket, now_ms: int) -> int:
-        """Chunks to render at once; 0: more tokens first, for the playback is safe meanwhile."""
+    def _hop(self, ticket: Ticket, now_ms: int, is_quiet: bool) -> int:
+        """Chunks to render at once; 0: more tokens first, for the playback is safe meanwhile.
+
+        With few others there is nothing to wait for: a chunk of one stream costs the same alone.
+        """
         known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
         wanted = self.wanted_hop(ticket, now_ms)
-        return min(known, wanted) if known >= wanted or ticket.is_complete or ticket.waits_for_text else 0
+        is_enough = known >= wanted or is_quiet or ticket.is_complete or ticket.waits_for_text
+        return min(known, wanted) if is_enough else 0
 
     def wanted_hop(self, ticket: Ticket, now_ms: int) -> int:
         """How many chunks a stream is to make at once: more the longer its playback lasts without them."""

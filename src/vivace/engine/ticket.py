@@ -88,7 +88,7 @@ class Policy:
     Attributes:
         max_requests: live requests beyond which a new one is refused; None: as the stages have room for.
         burst_tokens: most tokens one row decodes in a step, so that no request holds the machine for long;
-            quiet_tokens: with at most ``quiet_rows`` rows.
+            quiet_tokens: with at most ``quiet_rows`` rows. So few do not wait for larger hops either.
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
             launch of its own, and only eight launches of the speech LM may be under way.
         max_pending_chunks: undelivered chunks at which a request pauses.
