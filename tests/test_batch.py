@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import soundfile
+import torch
 
 from tests.batch_fake import FakeEngine
 from tests.helpers import noise_voice, quiet_engine
 from vivace import (
     AsyncEngine,
+    Engine,
     InvalidRequestError,
     OverloadedError,
     SamplingParams,
@@ -28,6 +30,7 @@ from vivace.batch import BadJob, Batch, BatchJob, JobResult, ResultsFolder, read
 from vivace.batch.jobs import MEMBERS
 from vivace.batch.speak import MAX_REFUSALS, other_seed
 from vivace.engine.device_stages import DeviceStages
+from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.request import MAX_SEED
 
 TEXTS = ("Hello there.", "Once upon a time, a fox sang.", "One fox ran. Two dogs sat.", "A cat.", "Hi.")
@@ -610,3 +613,26 @@ def test_an_unclonable_recording_is_a_result(random_model_folder, out):
     summary = asyncio.run(main())
     assert {each.id: each.code for each in summary.failures} == {"a": "invalid_audio", "c": "empty_input"}
     assert summary.done == 1
+
+
+def test_a_long_segment_that_the_model_left_silent_is_spoken_with_another_seed(out, monkeypatch):
+    """The engine has handed out its beginning before it could tell. The embedded model, whose silence is silent."""
+    step, muted, fox = FlowRunner.step, [], job("a", "Once upon a time there was a fox.")
+
+    def quiet_step(self, stream, tokens, *, is_last):
+        mel = step(self, stream, tokens, is_last=is_last)
+        if True in muted:
+            return mel
+        muted.append(is_last)
+        return torch.full_like(mel, -8.0)
+
+    async def main():
+        async with AsyncEngine(Engine.open("mini", warm_up=False)) as speaker:
+            monkeypatch.setattr(FlowRunner, "step", quiet_step)
+            with ResultsFolder(out) as folder:
+                await Batch([fox], folder, on_result=results.append).run(speaker)
+
+    results = []
+    asyncio.run(main())
+    assert len(muted) > 2
+    assert [(each.code, each.attempts, each.seed) for each in results] == [(None, 2, 1)]

@@ -499,8 +499,10 @@ def test_near_silence_is_told_from_finished_audio(engine, voice):
     assert engine.is_near_silent(np.zeros(0, np.float32), voice)
     assert engine.is_near_silent(1e-4 * tone, voice)
     assert not engine.is_near_silent(1e-2 * tone, voice)
-    loud_at_the_end = np.concatenate([np.zeros(rate_hz, np.float32), 0.1 * tone[: rate_hz // 10]])
-    assert not engine.is_near_silent(loud_at_the_end, voice)
+    silence = np.zeros(rate_hz, np.float32)
+    assert not engine.is_near_silent(np.concatenate([silence, 0.1 * tone[: rate_hz // 10], silence]), voice)
+    click = np.concatenate([0.1 * tone[:100], silence, 0.1 * tone[:100]])  # as vocoders begin and end
+    assert engine.is_near_silent(click, voice)
 
 
 def test_near_silence_of_given_tokens_is_rendered(engine, voice, hush):
