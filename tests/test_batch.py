@@ -29,6 +29,7 @@ from vivace.audio.formats import pcm16
 from vivace.batch import BadJob, Batch, BatchJob, JobResult, ResultsFolder, read_jobs
 from vivace.batch.jobs import MEMBERS
 from vivace.batch.speak import MAX_REFUSALS, other_seed
+from vivace.engine import EngineRouter
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.request import MAX_SEED
@@ -601,6 +602,22 @@ def test_company_changes_no_byte(random_model_folder, out, paged):
     for index, samples in enumerate(alone):
         assert (out / f"{index}.pcm").read_bytes() == samples, index
     assert summary.audio_seconds == pytest.approx(sum(map(len, alone)) / 48_000, abs=0.02)
+
+
+def test_several_engines_share_a_batch(random_model_folder, out):
+    engines = [real_engine(random_model_folder) for _ in range(2)]
+    jobs = list(real_jobs(engines[0], 8))
+
+    async def main():
+        async with EngineRouter([AsyncEngine(engine) for engine in engines]) as router:
+            assert router.streams_at_once == 2
+            with ResultsFolder(out) as folder:
+                return await Batch(jobs, folder).run(router)
+
+    assert asyncio.run(main()).done == 8
+    with real_engine(random_model_folder) as engine:
+        for each in jobs:
+            assert (out / each.file_name).read_bytes() == pcm16(engine.synthesize(each.request).samples)
 
 
 def test_an_unclonable_recording_is_a_result(random_model_folder, out):

@@ -40,9 +40,9 @@ def is_near_silent(mel: Tensor, voice: Voice) -> bool:
 
 
 def is_audio_near_silent(samples: Samples, voice: Voice, config: ModelConfig) -> bool:
-    """The same of finished audio ``[n]`` at the model's rate, by the mel that it has, without its first and last frames.
+    """The same of finished audio ``[n]`` at the model's rate, by the mel that it has but for its first and last frames.
 
-    That mel peaks between 1.5 below and 1.0 above what the flow made (embedded model, four voices, near the limit).
+    It peaks between 1.5 below and 1.0 above what the flow made (embedded model, four voices, near the limit).
     """
     missing = 4 * config.vocoder.hop_samples - len(samples)
     if missing > 0:
