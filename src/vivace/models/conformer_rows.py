@@ -90,6 +90,7 @@ class ConformerRows:
         self.hidden[row] = hidden[0]
         self.scores[row] = self._lm.logits(hidden)[0].float()
 
+    @torch.inference_mode()
     def remove(self, row: int) -> None:
         """The sequence has ended: the row may be used again."""
         self._set_first(row, FREE)

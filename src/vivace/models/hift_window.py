@@ -159,7 +159,7 @@ class WindowVocoder:
         out = F.pad(into[..., 1:], (0, 1))
         into = torch.cat((torch.where(begins, 0.0, into[..., 0])[..., None], into[..., 1:]), dim=-1)
         place = (torch.arange(hop, device=steps.device, dtype=torch.float64) + 0.5) / hop
-        left, right = place[place < 0.5] + 0.5, place[place >= 0.5] - 0.5
+        left, right = place[: hop // 2] + 0.5, place[hop // 2 :] - 0.5
         parts = (
             before[..., None] + into[..., None] * left,
             middles[..., None] + out[..., None] * right,

@@ -111,7 +111,7 @@ class NormalSource(nn.Module):
         out = torch.cat((moves[..., 1:], torch.zeros_like(moves[..., :1])), dim=-1)
         state.phase = middles[..., count - 1].clone()
         place = (torch.arange(self.hop, device=frames.device, dtype=torch.float64) + 0.5) / self.hop
-        first, second = place[place < 0.5] + 0.5, place[place >= 0.5] - 0.5
+        first, second = place[: self.hop // 2] + 0.5, place[self.hop // 2 :] - 0.5
         before, middles, into, out = (part[..., :count, None] for part in (before, middles, into, out))
         cycles = torch.cat((before + into * first, middles + out * second), dim=-1)
         return self._wave(cycles.flatten(-2), frames.dtype)

@@ -1,0 +1,70 @@
+"""Plain PyTorch versions of the kernels in ``unet_rows``: the definition, and what runs without Triton.
+
+None of them waits for the device, so that they can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Norm = tuple[Tensor, Tensor, float]
+"""Gain, offset, epsilon."""
+
+
+class PlainUNetOps:
+    """Frames lie behind each other, channels last; a row counts as far as ``counts [rows]`` says."""
+
+    def group_norm_mish(
+        self,
+        y: Tensor,
+        bias: Tensor,
+        norm: Norm,
+        groups: int,
+        counts: Tensor,
+        shift: tuple[Tensor, Tensor] | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """``mish(group_norm(y + bias))`` of ``[rows, frames, C]``, zero behind each row's end.
+
+        Args:
+            shift: what is added behind it by Euler step, ``[steps, C]``, and the step, int64 ``[1]``.
+            residual: what is added then, as ``y``.
+        """
+        gain, offset, eps = norm
+        valid = _valid(y, counts)
+        x = (y.float() + bias.float()) * valid
+        grouped = x.unflatten(2, (groups, -1))  # type: ignore[no-untyped-call]
+        size = counts.clamp(min=1)[:, None, None, None] * grouped.shape[3]
+        centred = (grouped - grouped.sum(dim=(1, 3), keepdim=True) / size) * valid[..., None]
+        variance = centred.square().sum(dim=(1, 3), keepdim=True) / size
+        normal = (centred * torch.rsqrt(variance + eps)).flatten(2)
+        z = F.mish(normal * gain.float() + offset.float())
+        if shift is not None:
+            table, step = shift
+            z = z + table.index_select(0, step).float()
+        if residual is not None:
+            z = z + residual.float()
+        return (z * valid).to(y.dtype)
+
+    def add_layer_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+        """``x += delta`` in place; its layer norm."""
+        gain, offset, eps = norm
+        if delta is not None:
+            x += delta
+        return F.layer_norm(x.float(), gain.shape, gain.float(), offset.float(), eps).to(gain.dtype)
+
+    def masked_add(
+        self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """``x + delta + bias`` of ``[rows, frames, C]``, zero behind each row's end."""
+        total = x.float()
+        for part in (delta, bias):
+            total = total if part is None else total + part.float()
+        return torch.where(_valid(x, counts) > 0, total, 0.0).to(x.dtype)
+
+
+def _valid(x: Tensor, counts: Tensor) -> Tensor:
+    """1 where a row counts, ``[rows, frames, 1]``."""
+    return (torch.arange(x.shape[1], device=x.device) < counts[:, None]).float()[..., None]

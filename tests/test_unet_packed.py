@@ -1,0 +1,106 @@
+"""The packed U-Net of CosyVoice-300M against its definition, and its Triton kernels against their plain versions."""
+
+from __future__ import annotations
+
+from tests import interpreter  # isort: skip  (before anything imports Triton)
+
+import pytest
+import torch
+
+from tests.test_flow_regulated import model  # noqa: F401  (fixture)
+from vivace.config import UNetConfig
+from vivace.kernels.unet_launch import KernelUNetOps
+from vivace.kernels.unet_reference import PlainUNetOps
+from vivace.models.unet import UNet
+from vivace.models.unet_packed import PackedUNet
+
+assert interpreter
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TIMES = (0.0, 0.1, 0.55)
+# Sums in another order; a bfloat16 result may round the other way.
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+def random(*shape, seed, dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(DEVICE, dtype)
+
+
+def close(got, wanted, dtype):
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("step", [0, 2])
+def test_rows_of_their_own_lengths_equal_the_definition(model, step):  # noqa: F811
+    packed = PackedUNet(model.unet, TIMES, PlainUNetOps())
+    lengths = torch.tensor([64, 33, 1, 50])
+    x, mu, cond = (random(4, 80, 64, seed=seed).cpu() for seed in range(3))
+    speakers = random(4, 80, seed=3).cpu()
+    times = torch.full((4,), TIMES[step])
+    wanted = model.unet(x, mu, cond, speakers, times, False, lengths)
+    joined = torch.cat((x, mu, speakers[..., None].expand(-1, -1, 64), cond), dim=1).transpose(1, 2)
+    valid = (torch.arange(64) < lengths[:, None])[..., None]
+    got = packed.velocity(
+        torch.where(valid, joined, 0.0), torch.tensor([step]), packed.scales(lengths, 64, torch.float32)
+    )
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(got[row, :length].T, wanted[row, :, :length], atol=2e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_unet_of_one_level():
+    torch.manual_seed(0)
+    unet = UNet(UNetConfig((16,), dim_head=8, heads=2, num_blocks=1, num_mid_blocks=1)).eval()
+    packed = PackedUNet(unet, TIMES, PlainUNetOps())
+    x, mu, cond = (torch.randn(2, 80, 9) for _ in range(3))
+    speakers, lengths = torch.randn(2, 80), torch.tensor([9, 5])
+    wanted = unet(x, mu, cond, speakers, torch.full((2,), TIMES[1]), False, lengths)
+    joined = torch.cat((x, mu, speakers[..., None].expand(-1, -1, 9), cond), dim=1).transpose(1, 2)
+    valid = (torch.arange(9) < lengths[:, None])[..., None]
+    scales = packed.scales(lengths, 9, torch.float32)
+    got = packed.velocity(torch.where(valid, joined, 0.0), torch.tensor([1]), scales)
+    torch.testing.assert_close(got[1, :5].T, wanted[1, :, :5], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("frames", "channels", "groups"), [(5, 32, 8), (70, 24, 8), (33, 80, 1), (3000, 32, 2)]
+)
+@pytest.mark.parametrize("extras", [(False, False), (True, False), (False, True)])
+def test_group_norm_mish(dtype, frames, channels, groups, extras):
+    y = random(3, frames, channels, seed=1, dtype=dtype, scale=3.0) + 2
+    bias, gain, offset = (random(channels, seed=seed, dtype=dtype) for seed in (2, 3, 4))
+    counts = torch.tensor([frames, frames // 2 + 1, 0], dtype=torch.int32, device=DEVICE)
+    step = torch.tensor([1], device=DEVICE)
+    shift = (random(2, channels, seed=5, dtype=dtype), step) if extras[0] else None
+    residual = random(3, frames, channels, seed=6, dtype=dtype) if extras[1] else None
+    arguments = y, bias, (gain, offset, 1e-5), groups, counts, shift, residual
+    got, wanted = KernelUNetOps().group_norm_mish(*arguments), PlainUNetOps().group_norm_mish(*arguments)
+    close(got, wanted, dtype)
+    assert not got[1, frames // 2 + 1 :].any()
+    assert not got[2].any()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("parts", [(True, False), (False, True), (True, True)])
+def test_masked_add_stops_what_is_behind_a_row(dtype, parts):
+    x = random(2, 9, 40, seed=1, dtype=dtype)
+    x[1, 4:] = torch.nan
+    delta = random(2, 9, 40, seed=2, dtype=dtype) if parts[0] else None
+    bias = random(40, seed=3, dtype=dtype) if parts[1] else None
+    counts = torch.tensor([9, 4], dtype=torch.int32, device=DEVICE)
+    got, wanted = (ops.masked_add(x, counts, delta, bias) for ops in (KernelUNetOps(), PlainUNetOps()))
+    close(got, wanted, dtype)
+    assert bool(got.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_add_layer_norm(dtype):
+    norm = random(48, seed=1, dtype=dtype), random(48, seed=2, dtype=dtype), 1e-5
+    delta = random(2, 7, 48, seed=3, dtype=dtype)
+    streams = [random(2, 7, 48, seed=4, dtype=dtype) for _ in range(2)]
+    got = KernelUNetOps().add_layer_norm(streams[0], delta, norm)
+    close(got, PlainUNetOps().add_layer_norm(streams[1], delta, norm), dtype)
+    close(streams[0], streams[1], dtype)
