@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace import strict_json
 from vivace.audio.encoders import StreamFormat, check_stream_format
 from vivace.config import Limits
 from vivace.datatypes import SamplingParams
@@ -156,7 +157,7 @@ def _parse(line: bytes, number: int, folder: Path, defaults: Mapping[str, Any]) 
 def _members(line: bytes) -> dict[str, Any]:
     """What the line says; a member that is null counts as absent."""
     try:
-        document = json.loads(line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        document = strict_json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise InvalidRequestError("the line is not valid UTF-8", code="invalid_utf8") from None
     except (ValueError, RecursionError):
@@ -201,14 +202,3 @@ def _job(
         consent=known.get("consent", False),
         line=number,
     )
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError
-    return members
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError

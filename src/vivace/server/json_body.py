@@ -6,11 +6,11 @@ Names that we do not know are ignored, as OpenAI's clients expect.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any
 
+from vivace import strict_json
 from vivace.server.errors import ServerError
 
 MAX_DEPTH = 32
@@ -34,7 +34,7 @@ def parse_json(data: bytes) -> Any:
         raise ServerError("The body is not valid UTF-8.", code="invalid_utf8") from None
     _check_depth(text)
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        return strict_json.loads(text)
     except (ValueError, RecursionError):
         raise _invalid("The body is not valid JSON, or it names something twice.") from None
 
@@ -141,14 +141,3 @@ def _check_depth(text: str) -> None:
                 break
     if num_brackets > MAX_BRACKETS or depth > MAX_DEPTH:
         raise _invalid(f"The body is nested more than {MAX_DEPTH} deep, or has too many parts.")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError
-    return members
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError
