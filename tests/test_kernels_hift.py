@@ -65,17 +65,17 @@ def kernels() -> Any:
     return hift
 
 
-def make_vocoder(name: str, **options: Any) -> DeviceVocoder:
+def make_vocoder(name: str, precision: str = "ieee", **options: Any) -> DeviceVocoder:
     model = make_model(CONFIGS[name]).to(DEVICE)
-    return DeviceVocoder(model, slots=3, buckets=(FRAMES,), max_rows=3, precision="ieee", **options)
+    return DeviceVocoder(model, slots=3, buckets=(FRAMES,), max_rows=3, precision=precision, **options)
 
 
 class Bench:
     """A vocoder with random contents: a row that begins, one that goes on, one that ends; a fourth of no frames."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, precision: str = "ieee") -> None:
         torch.manual_seed(5)
-        self.vocoder = make_vocoder(name, use_kernels=False, use_graphs=False)
+        self.vocoder = make_vocoder(name, precision, use_kernels=False, use_graphs=False)
         self.layout = self.vocoder.runner.layout
         streams = ((0, 6, False), (11, 3, False), (20, 1, True), (0, 2, False))
         rows = [
@@ -139,7 +139,8 @@ def test_results_are_rounded_to_tf32(kernels: Any) -> None:
 def test_tiles_smaller_and_larger_than_the_matrix(kernels: Any) -> None:
     bench = Bench("wide")
     op: Conv = bench.layout.stages[0].blocks[0]
-    for tile in (kernels.Tile(16, 16, 16), kernels.Tile(64, 64, 32), kernels.Tile(32, 16, 64)):
+    tiles = kernels.Tile(16, 16, 16), kernels.Tile(64, 64, 32), kernels.Tile(32, 16, 64)
+    for tile in (*tiles, kernels.Tile(64, 32, 16, swapped=True)):
         bench.check(
             lambda arena, _: hift_reference.conv(op, arena, bench.params, FRAMES, "ieee"),
             lambda arena, _, tile=tile: kernels.conv(op, arena, bench.params, FRAMES, "ieee", tile=tile),

@@ -38,9 +38,28 @@ class Tile:
     warps: int = 4
     stages: int = 3
     taps_inside: bool = True
+    swapped: bool = False
 
 
-def default_tile(op: Conv, precision: str) -> Tile:
+def _rounding(precision: str, is_half: bool) -> int:
+    """How operands are rounded, in the kernels' terms."""
+    return 2 if is_half else int(precision == "tf32")
+
+
+def _operands(arena: Tensor, is_half: bool) -> Tensor:
+    return arena.view(torch.float16) if is_half else arena
+
+
+def _half_tile(op: Conv, rows: int) -> Tile:
+    k = 64 if op.channels_in % 64 == 0 else 32
+    if rows * op.rows.most(50) * op.channels_out * len(op.groups) < 132 * 64 * 64:
+        return Tile(16, 32, k)
+    if op.channels_out % 128 == 0:
+        return Tile(128, 128, k, warps=8)
+    return Tile(128, 64 if op.channels_out % 64 == 0 else 32, k)
+
+
+def default_tile(op: Conv, precision: str, rows: int = 1) -> Tile:
     """Block shape that was the fastest, or near it, where it was measured.
 
     It is the same for any number of frames: with one order of summation, a stream's samples are the same bits
@@ -48,6 +67,8 @@ def default_tile(op: Conv, precision: str) -> Tile:
     """
     if precision == "ieee":
         return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16)
+    if precision == "half":
+        return _half_tile(op, rows)
     k = min(64, max(16, triton.next_power_of_2(op.channels_in)))
     # Programs of a launch for a second of audio: a GPU wants about a hundred at least.
     programs = triton.cdiv(op.rows.most(50), 64) * triton.cdiv(op.channels_out, 32)
@@ -72,8 +93,8 @@ def conv(
     tile: Tile | None = None,
 ) -> None:
     """Convolutions of equal width, with what follows them."""
-    precision = op.precision or precision
-    tile = tile or default_tile(op, precision)
+    precision = op.precision or ("half" if op.is_half else precision)
+    tile = tile or default_tile(op, precision, arena.shape[0])
     groups, m, n = op.groups, op.rows.most(frames), op.channels_out
     numbers = [arena.stride(0), op.row_stride, op.channels_in, *(g.weight for g in groups)]
     for group in groups:
@@ -85,9 +106,11 @@ def conv(
     align = 16 if all(number % 16 == 0 for number in numbers) else 1
     conv_kernel[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n), len(groups), arena.shape[0])](
         arena,
+        _operands(arena, op.is_half),
         arena.stride(0),
         params,
         op.weight,
+        op.bias if op.scale is None else op.scale,
         op.bias,
         op.alpha if op.alpha is not None else op.bias,
         tuple(g.x for g in groups),
@@ -111,9 +134,11 @@ def conv(
         MEL_ROW=-1 if op.mel_row is None else int(op.mel_row),
         ACTIVATION=int(op.activation),
         SLOPE=op.slope,
-        PRECISION=precision,
-        ROUND=precision == "tf32",
+        PRECISION="tf32" if op.is_half else precision,
+        ROUNDING=_rounding(precision, op.is_half),
+        SCALED=op.scale is not None,
         TAPS_INSIDE=tile.taps_inside,
+        SWAPPED=tile.swapped,
         BM=tile.m,
         BN=tile.n,
         BK=tile.k,
@@ -227,6 +252,7 @@ def spectrum(
     assert 2 * bins <= 32
     spectrum_kernel[(triton.cdiv(op.rows.most(frames) + op.before, block), arena.shape[0])](
         arena,
+        _operands(arena, op.is_half),
         arena.stride(0),
         params,
         op.basis,
@@ -241,7 +267,7 @@ def spectrum(
         BINS=bins,
         BM=block,
         num_warps=4,
-        ROUND=precision == "tf32",
+        ROUNDING=_rounding(precision, op.is_half),
         PDL=pdl,
         launch_pdl=pdl,
     )
@@ -252,6 +278,7 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, p
     block = 1024
     join_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
         arena,
+        _operands(arena, op.is_half),
         arena.stride(0),
         params,
         op.alpha,
@@ -266,7 +293,7 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, p
         SHIFT=op.shift,
         BLOCK=block,
         num_warps=4,
-        ROUND=precision == "tf32",
+        ROUNDING=_rounding(precision, op.is_half),
         PDL=pdl,
         launch_pdl=pdl,
     )
@@ -277,6 +304,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, p
     block = 1024
     mean_kernel[(triton.cdiv(op.rows.most(frames) * op.channels, block), arena.shape[0])](
         arena,
+        _operands(arena, op.is_half),
         arena.stride(0),
         params,
         INPUTS=op.inputs,
@@ -288,7 +316,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, p
         SLOPE=op.slope,
         BLOCK=block,
         num_warps=4,
-        ROUND=precision == "tf32" and op.is_rounded,
+        ROUNDING=_rounding(precision if op.is_rounded else "ieee", op.is_half),
         PDL=pdl,
         launch_pdl=pdl,
     )

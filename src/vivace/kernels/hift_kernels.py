@@ -25,6 +25,7 @@ _IS_FIRST = tl.constexpr(int(Param.IS_FIRST))
 _IS_LAST = tl.constexpr(int(Param.IS_LAST))
 _NOISE_KEY = tl.constexpr(int(Param.NOISE_KEY))
 _TWO_PI = tl.constexpr(6.283185307179586)
+_HALF_LIMIT = tl.constexpr(65504.0)
 
 
 @triton.jit
@@ -75,11 +76,25 @@ def _to_tf32(x):
 
 
 @triton.jit
+def _operand(x, ROUNDING: tl.constexpr):
+    """As products take it: as it is (0), rounded to TF32 (1), float16 (2)."""
+    if ROUNDING == 2:
+        y = tl.clamp(x, -_HALF_LIMIT, _HALF_LIMIT, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+    elif ROUNDING == 1:
+        y = _to_tf32(x)
+    else:
+        y = x
+    return y
+
+
+@triton.jit
 def conv_kernel(
     arena,
+    operands,
     arena_stride,
     numbers,
     weight,
+    scale,
     bias,
     alpha,
     x_starts,
@@ -104,15 +119,21 @@ def conv_kernel(
     ACTIVATION: tl.constexpr,
     SLOPE: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROUND: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    SCALED: tl.constexpr,
     TAPS_INSIDE: tl.constexpr,
+    SWAPPED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A tile of one group: taps, bias, residual, activation. Grid (tiles, groups, rows)."""
-    row = tl.program_id(2)
+    """A tile of one group: taps, bias, residual, activation. Grid (tiles, groups, rows).
+
+    ``operands`` is the arena as the type of the products' operands. ``SWAPPED``: channels are the rows of the product,
+    which suits the matrix units where there are few channels.
+    """
+    row = tl.program_id(2).to(tl.int64)
     numbers += row * _WIDTH
     frames = tl.load(numbers + FIELD).to(tl.int32)
     count = frames * RATE + EXTRA
@@ -128,11 +149,13 @@ def conv_kernel(
     x_start = tl.multiple_of(_pick(group, x_starts, GROUPS), ALIGN)
     tap_stride = tl.multiple_of(_pick(group, tap_strides, GROUPS), ALIGN)
     arena += row * arena_stride
+    operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
     m = m0 + tl.arange(0, BM)
     n = n0 + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    x = arena + x_start
+    x = operands + x_start
     if MEL_ROW >= 0:  # zeros stand before and behind the mel
+        x = arena + x_start
         first = tl.load(numbers + MEL_ROW).to(tl.int32)
         valid = tl.load(numbers + _MEL_ROWS).to(tl.int32) - first
         x += first * KC
@@ -140,7 +163,7 @@ def conv_kernel(
     w = weight + tl.multiple_of(_pick(group, weight_starts, GROUPS), ALIGN)
     w_rows = n[:, None] * (taps * KC)
     k_tiles: tl.constexpr = (KC + BK - 1) // BK
-    total = tl.zeros((BM, BN), dtype=tl.float32)
+    total = tl.zeros((BN, BM) if SWAPPED else (BM, BN), dtype=tl.float32)
     if PDL:
         gdc_wait()
     tap, first_channel = taps * 0, taps * 0
@@ -155,8 +178,7 @@ def conv_kernel(
         w_tile = w + w_rows + tap * KC + channel[None, :]
         if MEL_ROW >= 0:
             a = tl.load(x_tile, mask=inside[None, :] & (m[:, None] + tap < valid), other=0.0)
-            if ROUND:
-                a = _to_tf32(a)
+            a = _operand(a, ROUNDING)
         elif KC % BK == 0:
             if TAPS_INSIDE:
                 a = tl.load(x_tile, cache_modifier=".ca")
@@ -168,7 +190,10 @@ def conv_kernel(
             b = tl.load(w_tile)
         else:
             b = tl.load(w_tile, mask=inside[None, :] & (n[:, None] < N), other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        if SWAPPED:
+            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
         if TAPS_INSIDE:
             tap += 1
             first_channel = tl.where(tap == taps, first_channel + BK, first_channel)
@@ -176,6 +201,10 @@ def conv_kernel(
     if PDL:
         gdc_launch_dependents()
     keep_n = n < N
+    if SWAPPED:
+        total = tl.trans(total)
+    if SCALED:
+        total *= tl.load(scale + group * N + n, mask=keep_n, other=0.0)[None, :]
     y = total + tl.load(bias + group * N + n, mask=keep_n, other=0.0)[None, :]
     keep = (m[:, None] < count) & keep_n[None, :]
     place = m[:, None] * N + n[None, :]
@@ -194,10 +223,8 @@ def conv_kernel(
             y = tl.where(y > 0, y, tl.exp(y) - 1.0)
         elif ACTIVATION == 3:
             y = tl.where(y > 0, y, y * SLOPE)
-        if ROUND:
-            y = _to_tf32(y)
         start = tl.multiple_of(_pick(group, activated_starts, GROUPS), ALIGN)
-        tl.store(arena + start + place, y, mask=keep)
+        tl.store(operands + start + place, _operand(y, ROUNDING), mask=keep)
 
 
 @triton.jit
@@ -374,6 +401,7 @@ def samples_kernel(
 @triton.jit
 def spectrum_kernel(
     arena,
+    operands,
     arena_stride,
     numbers,
     basis,
@@ -387,7 +415,7 @@ def spectrum_kernel(
     EXTRA: tl.constexpr,
     BINS: tl.constexpr,
     BM: tl.constexpr,
-    ROUND: tl.constexpr,
+    ROUNDING: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A block of columns of the source spectrum. Grid (blocks, rows)."""
@@ -410,14 +438,15 @@ def spectrum_kernel(
         value = tl.load(arena + SAMPLES + place - start, mask=real, other=0.0)
         total += value[:, None] * tl.load(basis + i * (2 * BINS) + b, mask=b < 2 * BINS, other=0.0)[None, :]
     place = (column[:, None] + BEFORE) * (2 * BINS) + b[None, :]
-    if ROUND:
-        total = _to_tf32(total)
-    tl.store(arena + OUTPUT + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))
+    operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
+    total = _operand(total, ROUNDING)
+    tl.store(operands + OUTPUT + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))
 
 
 @triton.jit
 def join_kernel(
     arena,
+    operands,
     arena_stride,
     numbers,
     alpha,
@@ -431,7 +460,7 @@ def join_kernel(
     EXTRA: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROUND: tl.constexpr,
+    ROUNDING: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Upsampled plus source, and its snakes. Grid (blocks, rows)."""
@@ -449,16 +478,16 @@ def join_kernel(
     x = tl.load(arena + UPSAMPLED + from_up, mask=inside, other=0.0)
     x += tl.load(arena + SOURCE + i, mask=inside, other=0.0)
     tl.store(arena + RAW + i, x, mask=inside)
+    operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
     for g in tl.static_range(GROUPS):
         y = _snake(x, tl.load(alpha + g * C + i % C), tl.load(alpha + (GROUPS + g) * C + i % C))
-        if ROUND:
-            y = _to_tf32(y)
-        tl.store(arena + ACTIVATED[g] + i, y, mask=inside)
+        tl.store(operands + ACTIVATED[g] + i, _operand(y, ROUNDING), mask=inside)
 
 
 @triton.jit
 def mean_kernel(
     arena,
+    operands,
     arena_stride,
     numbers,
     INPUTS: tl.constexpr,
@@ -469,7 +498,7 @@ def mean_kernel(
     EXTRA: tl.constexpr,
     SLOPE: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROUND: tl.constexpr,
+    ROUNDING: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Average of the blocks, leaky rectified. Grid (blocks, rows)."""
@@ -485,9 +514,8 @@ def mean_kernel(
         x += tl.load(arena + INPUTS[g] + i, mask=inside, other=0.0)
     x = x / GROUPS
     x = tl.where(x > 0, x, x * SLOPE)
-    if ROUND:
-        x = _to_tf32(x)
-    tl.store(arena + OUTPUT + i, x, mask=inside)
+    operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
+    tl.store(operands + OUTPUT + i, _operand(x, ROUNDING), mask=inside)
 
 
 @triton.jit

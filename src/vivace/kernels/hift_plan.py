@@ -3,6 +3,10 @@
 All intermediate results of a row lie in one float32 vector, the row's arena. A ``Buffer`` is a stretch of it:
 rows of channels (channels last), the first ``history`` of them carried over from the piece before. Position 0 is the
 first row behind the history.
+
+With precision "half" the operands of products are float16, which has the ten bits of TF32 but less range: values beyond
+it become the largest one. The buffers that only products read then hold float16, and their offsets count elements of
+the arena seen as float16.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 
@@ -44,12 +49,13 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Rows ``-history … capacity - 1`` of ``channels`` values, from ``start`` on in the arena."""
+    """Rows ``-history … capacity - 1`` of ``channels`` values, from ``start`` on in the arena, in elements."""
 
     start: int
     history: int
     capacity: int
     channels: int
+    is_half: bool = False
 
     @property
     def origin(self) -> int:
@@ -108,6 +114,7 @@ class Conv:
         slope: of the leaky rectifier that follows.
         mel_row: column of the parameters with the first input row (inputs are the mel); None otherwise.
         precision: own precision, whatever that of the others is; None otherwise.
+        scale: of the products, ``[groups, channels_out]``, where float16 weights were scaled; None otherwise.
 
     With precision "tf32" inputs come rounded, and so does the activated result leave; not the raw one.
     """
@@ -125,6 +132,12 @@ class Conv:
     slope: float = 0.0
     mel_row: Param | None = None
     precision: str | None = None
+    scale: Tensor | None = None
+
+    @property
+    def is_half(self) -> bool:
+        """Whether operands and activated results are float16."""
+        return self.weight.dtype == torch.float16
 
     @property
     def flops_per_row(self) -> int:
@@ -148,6 +161,7 @@ class Join:
     activated: tuple[int, ...]
     alpha: Tensor  # and its inverse, [2, blocks, channels]
     shift: int
+    is_half: bool = False  # the snakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +174,7 @@ class Mean:
     output: int
     slope: float
     is_rounded: bool  # with precision "tf32"
+    is_half: bool = False  # the output
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +220,7 @@ class Spectrum:
     n_fft: int
     hop: int
     hop_frame: int
+    is_half: bool = False  # the output
 
 
 @dataclass(frozen=True, slots=True)

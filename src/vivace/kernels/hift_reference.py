@@ -22,6 +22,9 @@ from vivace.kernels.hift_plan import (
     States,
 )
 
+HALF_LIMIT = 65504.0
+"""Largest finite value of float16."""
+
 
 def _count(rows: Rows, params: Tensor) -> int:
     frames = int(params[rows.field])
@@ -44,6 +47,18 @@ def to_tf32(x: Tensor) -> Tensor:
     return torch.where(x == x, bits.view(torch.float32), x)
 
 
+def to_half(x: Tensor) -> Tensor:
+    """Rounded to float16; what lies beyond it becomes its largest value."""
+    return x.clamp(-HALF_LIMIT, HALF_LIMIT).half()
+
+
+def _put(arena: Tensor, origin: int, rows: Tensor, is_half: bool) -> None:
+    """Rows into a buffer of either type."""
+    if is_half:
+        arena, rows = arena.view(torch.float16), to_half(rows)
+    _rows(arena, origin, *rows.shape).copy_(rows)
+
+
 def conv(op: Conv, arena: Tensor, params: Tensor, frames: int, precision: str, tile: object = None) -> None:
     """Convolutions of equal width, with what follows them."""
     for row, numbers in zip(arena, params, strict=True):
@@ -60,17 +75,19 @@ def _conv_group(
     size = op.channels_out * group.taps * op.channels_in
     weight = op.weight[group.weight : group.weight + size].view(op.channels_out, -1)
     first = int(params[op.mel_row]) if op.mel_row is not None else 0
-    x = arena[group.x + first * op.channels_in :].as_strided(
+    source = arena.view(torch.float16) if op.is_half and op.mel_row is None else arena
+    x = source[group.x + first * op.channels_in :].as_strided(
         (count, group.taps, op.channels_in),
         (op.row_stride, group.tap_stride, 1),
-        arena.storage_offset() + group.x + first * op.channels_in,
+        source.storage_offset() + group.x + first * op.channels_in,
     )
     if op.mel_row is not None:
         rows = torch.arange(count, device=arena.device)
         reads = rows[:, None] + torch.arange(group.taps, device=arena.device)
         x = torch.where((reads < int(params[Param.MEL_ROWS]) - first)[..., None], x, 0.0)
-        x = to_tf32(x) if is_rounded else x
-    y = x.flatten(1) @ weight.T + op.bias[index]
+        x = to_half(x) if op.is_half else to_tf32(x) if is_rounded else x
+    y = x.flatten(1).float() @ weight.float().T
+    y = (y if op.scale is None else y * op.scale[index]) + op.bias[index]
     if group.residual >= 0:
         y = y + _rows(arena, group.residual, count, op.channels_out)
     if group.raw >= 0:
@@ -78,7 +95,7 @@ def _conv_group(
     if group.activated >= 0:
         y = _activate(op, index, y)
         y = to_tf32(y) if is_rounded else y
-        _rows(arena, group.activated, count, op.channels_out).copy_(y)
+        _put(arena, group.activated, y, op.is_half)
 
 
 def _activate(op: Conv, index: int, y: Tensor) -> Tensor:
@@ -193,7 +210,7 @@ def spectrum(
         place = torch.where(real[:, None], place - start, 0)
         y = torch.where(real[:, None], row[op.samples + place] @ op.basis, 0.0)
         y = to_tf32(y) if precision == "tf32" else y
-        _rows(row, op.output, len(column), op.basis.shape[1]).copy_(y)
+        _put(row, op.output, y, op.is_half)
 
 
 def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
@@ -209,7 +226,7 @@ def join(op: Join, arena: Tensor, params: Tensor, frames: int, precision: str, p
         _rows(row, op.raw, count, op.channels).copy_(x)
         for place, alpha, inverse in zip(op.activated, *op.alpha, strict=True):
             y = _snake(x, alpha, inverse)
-            _rows(row, place, count, op.channels).copy_(to_tf32(y) if precision == "tf32" else y)
+            _put(row, place, to_tf32(y) if precision == "tf32" else y, op.is_half)
 
 
 def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:
@@ -219,7 +236,7 @@ def mean(op: Mean, arena: Tensor, params: Tensor, frames: int, precision: str, p
         x = torch.stack([_rows(row, place, count, op.channels) for place in op.inputs]).sum(0)
         y = F.leaky_relu(x / len(op.inputs), op.slope)
         y = to_tf32(y) if precision == "tf32" and op.is_rounded else y
-        _rows(row, op.output, count, op.channels).copy_(y)
+        _put(row, op.output, y, op.is_half)
 
 
 def post(op: Post, arena: Tensor, params: Tensor, frames: int, precision: str, pdl: bool = False) -> None:

@@ -73,8 +73,9 @@ class DeviceVocoder:
     Args:
         model: whose weights are packed; it lives on the device that is to be used.
         slots: streams that may be open at once.
-        precision: of the convolutions: "tf32", "tf32x3" (float32 as the sum of three products) or "ieee" (float32);
-            None chooses by the device. F0 and the last convolution keep float32's accuracy whatever it is.
+        precision: of the convolutions: "half" (operands in float16: as many bits as TF32), "tf32", "tf32x3" (float32 as
+            the sum of three products) or "ieee" (float32); None chooses by the device. F0, the last convolution and all
+            sums between the convolutions keep float32's accuracy whatever it is.
         buckets: frames of the graphs.
         use_kernels: Triton; the plain versions otherwise. None chooses by the device.
         use_graphs: capture; None chooses by the device.
@@ -105,9 +106,11 @@ class DeviceVocoder:
         if self._max_frames <= self._lookahead:
             raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
         with torch.no_grad():
-            layout = LayoutBuilder(model, self._max_frames).build()
+            layout = LayoutBuilder(model, self._max_frames, half=self.precision == "half").build()
             if self.precision == "tf32":
                 layout.round_weights()
+            elif self.precision == "half":
+                layout.halve_weights()
         self.runner = PieceRunner(
             layout,
             self.device,

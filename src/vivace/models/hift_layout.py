@@ -6,7 +6,7 @@ stretches of memory with its weights. ``vivace.kernels.hift_plan`` has the vocab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -38,7 +38,8 @@ _ALIGNMENT = 16  # floats: buffers begin at 64 bytes
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What of the arena is kept between pieces: ``count`` values from ``start`` on, moved by the frames computed."""
+    """What of the arena is kept between pieces: ``count`` float32 values from ``start`` on, moved by the frames
+    computed. Two float16 values count as one."""
 
     start: int
     count: int
@@ -79,11 +80,18 @@ class Layout:
 
     def round_weights(self) -> None:
         """To TF32, except those of F0 and of the last convolution."""
-        self.pre = _rounded(self.pre)
+        self._change_weights(_rounded)
+
+    def halve_weights(self) -> None:
+        """To float16, except those of F0 and of the last convolution; scaled by powers of two, which loses nothing."""
+        self._change_weights(_halved)
+
+    def _change_weights(self, change: Callable[[Conv], Conv]) -> None:
+        self.pre = change(self.pre)
         for stage in self.stages:
-            stage.up = _rounded(stage.up)
-            stage.source = [_rounded(op) for op in stage.source]
-            stage.blocks = [_rounded(op) for op in stage.blocks]
+            stage.up = change(stage.up)
+            stage.source = [change(op) for op in stage.source]
+            stage.blocks = [change(op) for op in stage.blocks]
 
     @property
     def convs(self) -> list[Conv]:
@@ -93,10 +101,14 @@ class Layout:
 
 
 class LayoutBuilder:
-    """Makes the ``Layout`` of a model for pieces of up to ``frames`` frames."""
+    """Makes the ``Layout`` of a model for pieces of up to ``frames`` frames.
 
-    def __init__(self, model: CausalHiFT, frames: int) -> None:
-        self._model, self._frames = model, frames
+    Args:
+        half: buffers that only products read hold float16; ``Layout.halve_weights`` must follow.
+    """
+
+    def __init__(self, model: CausalHiFT, frames: int, half: bool = False) -> None:
+        self._model, self._frames, self._half = model, frames, half
         self._config = model.config
         self.layout = Layout()
 
@@ -113,17 +125,21 @@ class LayoutBuilder:
         self._add_post(up_input)
         return layout
 
-    def _buffer(self, channels: int, capacity: int, frames: Param, rate: int, history: int = 0) -> Buffer:
+    def _buffer(
+        self, channels: int, capacity: int, frames: Param, rate: int, history: int = 0, half: bool = False
+    ) -> Buffer:
         """A new stretch of the arena; its history is kept."""
-        layout = self.layout
-        buffer = Buffer(layout.size, history, capacity, channels)
-        layout.size += -(-(history + capacity) * channels // _ALIGNMENT) * _ALIGNMENT
+        layout, share = self.layout, 2 if half else 1
+        buffer = Buffer(layout.size * share, history, capacity, channels, half)
         if history:
-            layout.histories.append(History(buffer.start, history * channels, frames, rate * channels))
+            assert channels % share == 0
+            values = channels // share
+            layout.histories.append(History(layout.size, history * values, frames, rate * values))
+        layout.size += -(-(history + capacity) * channels // (_ALIGNMENT * share)) * _ALIGNMENT
         return buffer
 
-    def _for_rows(self, rows: Rows, channels: int, history: int = 0) -> Buffer:
-        return self._buffer(channels, rows.most(self._frames), rows.field, rows.rate, history)
+    def _for_rows(self, rows: Rows, channels: int, history: int = 0, half: bool = False) -> Buffer:
+        return self._buffer(channels, rows.most(self._frames), rows.field, rows.rate, history, half)
 
     def _add_f0(self) -> None:
         predictor, layout, source = self._model.f0_predictor, self.layout, self._model.m_source
@@ -177,7 +193,7 @@ class LayoutBuilder:
         model, before = self._model, self._columns_before()
         rows = Rows(Param.FRAMES, model.columns_per_frame, 1)
         output = self._buffer(
-            2 * model.fourier.bins, rows.most(self._frames) + before, Param.FRAMES, rows.rate
+            2 * model.fourier.bins, rows.most(self._frames) + before, Param.FRAMES, rows.rate, half=self._half
         )
         self.layout.spectrum = Spectrum(
             rows,
@@ -188,13 +204,14 @@ class LayoutBuilder:
             model.fourier.n_fft,
             model.fourier.hop,
             model.hop_samples,
+            self._half,
         )
 
     def _add_pre(self) -> Buffer:
         conv, mel = self._model.conv_pre, self.layout.mel
         rows = Rows(Param.FRAMES, 1)
         up = cast(CausalUpsampleConv1d, self._model.ups[0])
-        output = self._for_rows(rows, conv.out_channels, up.context)
+        output = self._for_rows(rows, conv.out_channels, up.context, self._half)
         group = ConvGroup(conv.kernel_size[0], mel.start, mel.channels, 0, activated=output.origin)
         op = _plain_conv("pre", rows, conv, group, Activation.LEAKY, slope=self._config.lrelu_slope)
         self.layout.pre = _reading_mel(op, Param.MEL_ROW)
@@ -232,13 +249,15 @@ class LayoutBuilder:
             tuple(buffer.origin for buffer in firsts),
             _with_inverse([block.pairs()[0][0].alpha for block in blocks]),
             int(is_last),
+            self._half,
         )
         if is_last:
             history, slope = model.conv_post.context, LAST_SLOPE
         else:
             history, slope = cast(CausalUpsampleConv1d, model.ups[stage + 1]).context, config.lrelu_slope
-        output = self._for_rows(rows, channels, history)
-        mean = Mean(rows, channels, tuple(r.origin for r in results), output.origin, slope, not is_last)
+        half = self._half and not is_last
+        output = self._for_rows(rows, channels, history, half)
+        mean = Mean(rows, channels, tuple(r.origin for r in results), output.origin, slope, not is_last, half)
         self.layout.stages.append(StagePlan(up_op, source, join, convs, mean))
         return output
 
@@ -319,7 +338,7 @@ class LayoutBuilder:
         return [own[0] for own in inputs], results, ops
 
     def _context(self, rows: Rows, conv: CausalConv1d) -> Buffer:
-        return self._for_rows(rows, conv.in_channels, conv.context)
+        return self._for_rows(rows, conv.in_channels, conv.context, self._half)
 
     def _add_post(self, below: Buffer) -> None:
         model = self._model
@@ -352,6 +371,20 @@ def _with_inverse(alphas: Sequence[Tensor]) -> Tensor:
 
 def _rounded(op: Conv) -> Conv:
     return replace(op, weight=to_tf32(op.weight))
+
+
+def _halved(op: Conv) -> Conv:
+    """The largest weight of every output channel becomes 0.5 to 1, so that few are too small for float16."""
+    weights, scales, start = torch.empty_like(op.weight, dtype=torch.float16), [], 0
+    for group in op.groups:
+        assert group.weight == start
+        size = op.channels_out * group.taps * op.channels_in
+        own = op.weight[start : start + size].view(op.channels_out, -1)
+        exponents = torch.frexp(own.abs().amax(dim=1))[1]
+        weights[start : start + size] = torch.ldexp(own, -exponents[:, None]).half().flatten()
+        scales.append(torch.ldexp(torch.ones_like(own[:, 0]), exponents))
+        start += size
+    return replace(op, weight=weights, scale=torch.stack(scales))
 
 
 def _causal_layers(predictor: F0Predictor) -> list[CausalConv1d]:
