@@ -7,7 +7,9 @@ chip's copy engine. What is left to ``dit`` are the kernels around the blocks, w
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,8 +17,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vivace.config import DiTConfig
-from vivace.kernels import dit
+from vivace.kernels import dit, dit_library
 from vivace.kernels.dit import LOG2_E, Tile, _blocks, _launch
+from vivace.kernels.dit_library import most
 from vivace.kernels.dit_packed_kernels import (
     packed_add_kernel,
     packed_attention_kernel,
@@ -26,43 +29,96 @@ from vivace.kernels.dit_packed_kernels import (
 from vivace.kernels.dit_products import Shape, products
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
 
-CUDA_ROWS = (104, 200)
-"""Tiles of so many rows are those of ``dit_products``."""
 
-_AROUND = {
-    "embed_input": Tile(64, 64, 128, 4, 2),
-    "convolve": Tile(64, 64, 64, 4, 4),
-    "convolve_add": Tile(64, 64, 64, 4, 4),
-    "advance": Tile(16, 16, 128),
-}
+class Way(Enum):
+    """How a kernel of a block is computed.
 
-TILES: dict[int, dict[str, Tile]] = {
+    SINGLE: as for one stream (``dit``). WIDE: wide tiles in Triton. CLUSTERS: in CUDA C++ (``dit_products``).
+    LIBRARY: PyTorch's products, with kernels behind them (``dit_library``).
+    """
+
+    SINGLE = 1
+    WIDE = 2
+    CLUSTERS = 3
+    LIBRARY = 4
+
+
+class Choice(NamedTuple):
+    """One kernel's way and tile."""
+
+    way: Way
+    tile: Tile
+
+
+def _single(*tile: int) -> Choice:
+    return Choice(Way.SINGLE, Tile(*tile))
+
+
+def _wide(*tile: int) -> Choice:
+    return Choice(Way.WIDE, Tile(*tile))
+
+
+CHOICES: dict[int, dict[str, Choice]] = {
     2: {
-        "qkv": Tile(64, 64, 64, 4, 4),
-        "attention": Tile(64, 64, 1, 4, 3),
-        "add_attention": Tile(64, 32, 64, 4, 4),
-        "ff_in": Tile(64, 64, 64, 4, 4),
-        "add_ff": Tile(64, 32, 64, 4, 4),
-        **_AROUND,
+        "qkv": _single(64, 32, 128),
+        "attention": _single(64, 128, 64, 4, 2),
+        "add_attention": _wide(64, 32, 128),
+        "ff_in": _single(64, 32, 128),
+        "add_ff": _wide(64, 32, 128),
+        "convolve": _single(64, 32, 64),
+        "convolve_add": _single(64, 32, 64),
+        "embed_input": _single(64, 32, 128, 4, 2),
+        "advance": _single(16, 16, 128),
+    },
+    4: {
+        "qkv": _single(64, 32, 128),
+        "attention": _single(64, 128, 64, 4, 3),
+        "add_attention": _wide(64, 64, 128, 4, 3),
+        "ff_in": _wide(64, 64, 128, 4, 3),
+        "add_ff": _wide(64, 32, 128),
+        "convolve": _single(64, 64, 64, 4, 6),
+        "convolve_add": _single(64, 64, 64, 4, 6),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
     },
     8: {
-        "qkv": Tile(128, 128, 64, 8, 3),
-        "attention": Tile(64, 64, 1, 4, 3),
-        "add_attention": Tile(128, 64, 64, 4, 4),
-        "ff_in": Tile(128, 128, 64, 8, 3),
-        "add_ff": Tile(128, 64, 64, 4, 4),
-        **_AROUND,
+        "qkv": _single(64, 32, 128),
+        "attention": _single(64, 128, 64, 4, 3),
+        "add_attention": _wide(64, 128, 64),
+        "ff_in": _wide(64, 128, 64),
+        "add_ff": _wide(64, 64, 128, 4, 3),
+        "convolve": _single(64, 64, 64, 4, 6),
+        "convolve_add": _single(64, 64, 64, 4, 6),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
     },
     16: {
-        "qkv": Tile(128, 256, 64, 8, 4),
-        "attention": Tile(64, 64, 1, 4, 3),
-        "add_attention": Tile(128, 128, 64, 8, 4),
-        "ff_in": Tile(128, 256, 64, 8, 4),
-        "add_ff": Tile(128, 128, 64, 8, 4),
-        **_AROUND,
+        "qkv": _single(64, 32, 128),
+        "attention": _wide(64, 64, 1, 4, 3),
+        "add_attention": _wide(128, 128, 64, 8),
+        "ff_in": _wide(256, 128, 64, 8),
+        "add_ff": _wide(128, 128, 64, 8),
+        "convolve": _single(64, 64, 64, 4, 3),
+        "convolve_add": _single(64, 64, 64, 4, 3),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
+    },
+    32: {
+        "qkv": _single(64, 32, 128),
+        "attention": _wide(64, 64, 1, 4, 3),
+        "add_attention": _wide(64, 128, 64),
+        "ff_in": _wide(256, 128, 64, 8),
+        "add_ff": _wide(128, 128, 64, 8),
+        "convolve": _single(64, 64, 64, 4, 3),
+        "convolve_add": _single(64, 64, 64, 4, 3),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
     },
 }
-"""From so many streams on, for each call of the solver. The depth of the attention is its pages at once."""
+"""Up to so many streams, for each call of the solver; tuned on an H200. The depth of the wide attention is its pages
+at once."""
+
+_IN_BLOCKS = ("qkv", "attention", "add_attention", "ff_in", "add_ff")
 
 
 def serves(config: DiTConfig, dtype: torch.dtype) -> bool:
@@ -73,19 +129,29 @@ def serves(config: DiTConfig, dtype: torch.dtype) -> bool:
 
 
 class PackedKernels:
-    """Looks like the module ``dit``, tuned for launches of ``streams`` streams on Hopper GPUs in bfloat16."""
+    """Looks like the module ``dit``, tuned for launches of ``streams`` streams on Hopper GPUs in bfloat16.
 
-    def __init__(self, streams: int) -> None:
+    Args:
+        choices: for each call of the solver; None: the fastest, as far as measured.
+    """
+
+    def __init__(self, streams: int, choices: Mapping[str, Choice] | None = None) -> None:
         assert streams > 1
-        self._streams = streams
+        nearest = min((count for count in CHOICES if count >= streams), default=max(CHOICES))
+        self._choices = CHOICES[nearest] if choices is None else choices
+        self._library = dit_library.Library()
         self.embed_input, self.convolve, self.convolve_add = dit.embed_input, dit.convolve, dit.convolve_add
         self.advance = dit.advance
 
     def default_options(self, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
         """Keyword arguments for each call of the solver."""
         del dtype
-        tiles = TILES[max(count for count in TILES if count <= self._streams)]
-        return {name: {"tile": tile, "pdl": device.type == "cuda"} for name, tile in tiles.items()}
+        options: dict[str, dict[str, Any]] = {}
+        for name, (way, tile) in self._choices.items():
+            options[name] = {"tile": tile, "pdl": device.type == "cuda"}
+            if name in _IN_BLOCKS:
+                options[name]["way"] = way
+        return options
 
     def qkv(
         self,
@@ -99,12 +165,16 @@ class PackedKernels:
         *,
         tile: Tile,
         pdl: bool = False,
+        way: Way = Way.WIDE,
     ) -> None:
         """See ``dit_reference.qkv``."""
-        if tile.rows in CUDA_ROWS:
+        if way is Way.SINGLE:
+            return dit.qkv(rows, x, projection, rope, query, heads, layer_offset, tile=tile, pdl=pdl)
+        if way is Way.LIBRARY:
+            return self._library.qkv(rows, x, projection, rope, query, heads, layer_offset, tile, pdl)
+        if way is Way.CLUSTERS:
             shape = Shape(tile.columns, tile.rows)
-            products(query.device.index).qkv(rows, x, projection, rope, query, layer_offset, shape)
-            return
+            return products(query.device.index).qkv(rows, x, projection, rope, query, layer_offset, shape)
         inner = query.shape[1]
         assert inner % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), 3 * inner // tile.columns)
@@ -113,9 +183,10 @@ class PackedKernels:
             _tiles(projection.weight, tile.columns, tile), projection.folded, rope, query, rows.arena,
             rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0],
             x.tiles, projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
-            HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=_most(x.tiles), EPS=NORM_EPS,
+            HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=most(x.tiles), EPS=NORM_EPS,
             UNIFORM=rows.uniform, **_blocks(tile),
         )  # fmt: skip
+        return None
 
     def attention(
         self,
@@ -127,8 +198,11 @@ class PackedKernels:
         *,
         tile: Tile,
         pdl: bool = False,
+        way: Way = Way.WIDE,
     ) -> None:
         """See ``dit_reference.attention``. A tile holds a whole chunk of queries, and ``depth`` pages of keys."""
+        if way is Way.SINGLE:
+            return dit.attention(rows, query, mixed, heads, layer_offset, tile=tile, pdl=pdl)
         width = query.shape[1] // heads
         assert tile.rows >= rows.chunk <= tile.columns
         _launch(
@@ -137,6 +211,7 @@ class PackedKernels:
             LOG2_E / width**0.5, HEADS=heads, DIM_HEAD=width, CHUNK=rows.chunk, BLOCK_Q=tile.rows,
             BLOCK_N=tile.columns, PAGES=tile.depth,
         )  # fmt: skip
+        return None
 
     def add_projection(
         self,
@@ -148,12 +223,16 @@ class PackedKernels:
         *,
         tile: Tile,
         pdl: bool = False,
+        way: Way = Way.WIDE,
     ) -> None:
         """See ``dit_reference.add_projection``. ``out.tiles`` must be the number of column tiles."""
-        if tile.rows in CUDA_ROWS:
+        if way is Way.SINGLE:
+            return dit.add_projection(rows, a, projection, hidden, out, tile=tile, pdl=pdl)
+        if way is Way.LIBRARY:
+            return self._library.add_projection(rows, a, projection, hidden, out, tile, pdl)
+        if way is Way.CLUSTERS:
             shape = Shape(tile.columns, tile.rows)
-            products(a.device.index).add_projection(rows, a, projection, hidden, out, shape)
-            return
+            return products(a.device.index).add_projection(rows, a, projection, hidden, out, shape)
         dim, depth = projection.weight.shape
         assert out.tiles * tile.columns == dim
         grid = (triton.cdiv(rows.num_rows, tile.rows), out.tiles)
@@ -163,15 +242,27 @@ class PackedKernels:
             hidden, out.scaled, out.sums, rows.steps, rows.num_rows, out.scaled.shape[0], N=dim, K=depth,
             CHUNK=rows.chunk, TILES=out.tiles, UNIFORM=rows.uniform, **_blocks(tile),
         )  # fmt: skip
+        return None
 
     def ff_in(
-        self, rows: Rows, x: Normed, projection: Folded, out: Tensor, *, tile: Tile, pdl: bool = False
+        self,
+        rows: Rows,
+        x: Normed,
+        projection: Folded,
+        out: Tensor,
+        *,
+        tile: Tile,
+        pdl: bool = False,
+        way: Way = Way.WIDE,
     ) -> None:
         """See ``dit_reference.ff_in``."""
-        if tile.rows in CUDA_ROWS:
+        if way is Way.SINGLE:
+            return dit.ff_in(rows, x, projection, out, tile=tile, pdl=pdl)
+        if way is Way.LIBRARY:
+            return self._library.ff_in(rows, x, projection, out, tile, pdl)
+        if way is Way.CLUSTERS:
             shape = Shape(tile.columns, tile.rows)
-            products(out.device.index).ff_in(rows, x, projection, out, shape)
-            return
+            return products(out.device.index).ff_in(rows, x, projection, out, shape)
         width, depth = projection.weight.shape
         assert width % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
@@ -179,13 +270,9 @@ class PackedKernels:
             packed_ff_in_kernel, grid, tile, pdl, _tiles(x.scaled, tile.rows, tile), x.sums,
             _tiles(projection.weight, tile.columns, tile), projection.folded, out, rows.steps, rows.num_rows,
             x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=depth, CHUNK=rows.chunk,
-            MOST=_most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
+            MOST=most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
         )  # fmt: skip
-
-
-def _most(tiles: int) -> int:
-    """For how many sums a row has at most a kernel is compiled."""
-    return max(16, 1 << (tiles - 1).bit_length())
+        return None
 
 
 def _tiles(matrix: Tensor, count: int, tile: Tile) -> TensorDescriptor:

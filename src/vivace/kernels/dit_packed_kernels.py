@@ -49,6 +49,14 @@ def _load_sums(stats_ptr, rows, padded, tiles, MOST: tl.constexpr):
 
 
 @triton.jit
+def _gelu(x):
+    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows
+    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    e = tl.exp(-2.0 * tl.abs(u))
+    return x * tl.where(u >= 0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
 def _rotate_first_head(x, position, channels, rope_ptr, POSITIONS, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                        DIM_HEAD: tl.constexpr):  # fmt: skip
     """Turns neighbouring channels of head 0 by the angle of the row's position; the other heads stay."""
@@ -146,11 +154,7 @@ def packed_ff_in_kernel(
     step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
     sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
-    x = _unfold(total, sums, squares, weighted, shift, K, EPS)
-    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    e = tl.exp(-2.0 * tl.abs(u))
-    x = x * tl.where(u >= 0, 1.0, e) / (1.0 + e)
+    x = _gelu(_unfold(total, sums, squares, weighted, shift, K, EPS))
     tl.store(
         out_ptr + rows[:, None] * N + columns[None, :], x.to(out_ptr.dtype.element_ty), mask=keep[:, None]
     )

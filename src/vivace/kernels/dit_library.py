@@ -1,0 +1,87 @@
+"""Products of the DiT's blocks by PyTorch's own library, and the kernels that end them.
+
+The library's products are fast where rows are many, but end in plain bfloat16. Here a kernel behind each does the rest:
+the norm's end, rotary embedding and pages; GELU; gate, residual and the next norm. ``add_projection`` ends that norm
+itself, so that products see normed channels: its sums are those of channels whose mean is 0 and deviation 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from vivace.kernels.dit import Tile, _launch
+from vivace.kernels.dit_library_kernels import library_add_kernel, library_ff_in_kernel, library_qkv_kernel
+from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
+
+
+class Library:
+    """Holds what the products write, as long as graphs may need it: for one solver."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+
+    def qkv(
+        self,
+        rows: Rows,
+        x: Normed,
+        projection: Folded,
+        rope: Tensor,
+        query: Tensor,
+        heads: int,
+        layer_offset: int,
+        tile: Tile,
+        pdl: bool,
+    ) -> None:
+        """See ``dit_reference.qkv``. The tile's columns and depth mean nothing."""
+        inner = query.shape[1]
+        total = self._multiply(x.scaled, projection.weight, rows.num_rows)
+        grid = (triton.cdiv(rows.num_rows, tile.rows), 3 * heads)
+        _launch(
+            library_qkv_kernel, grid, tile, pdl, total, x.sums, projection.folded, rope, query, rows.arena,
+            rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0], x.tiles,
+            projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
+            HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=most(x.tiles), EPS=NORM_EPS,
+            UNIFORM=rows.uniform, BLOCK_M=tile.rows,
+        )  # fmt: skip
+
+    def ff_in(self, rows: Rows, x: Normed, projection: Folded, out: Tensor, tile: Tile, pdl: bool) -> None:
+        """See ``dit_reference.ff_in``."""
+        width = projection.weight.shape[0]
+        total = self._multiply(x.scaled, projection.weight, rows.num_rows)
+        grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
+        _launch(
+            library_ff_in_kernel, grid, tile, pdl, total, x.sums, projection.folded, out, rows.steps, rows.num_rows,
+            x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=x.scaled.shape[1], CHUNK=rows.chunk,
+            MOST=most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
+        )  # fmt: skip
+
+    def add_projection(
+        self, rows: Rows, a: Tensor, projection: Added, hidden: Tensor, out: Normed, tile: Tile, pdl: bool
+    ) -> None:
+        """See ``dit_reference.add_projection``; ``out`` is normed. A tile must hold whole rows."""
+        dim = hidden.shape[1]
+        assert out.tiles == 1
+        assert tile.columns == dim
+        total = self._multiply(a, projection.weight, rows.num_rows)
+        _launch(
+            library_add_kernel, (triton.cdiv(rows.num_rows, tile.rows),), tile, pdl, total, projection.bias,
+            projection.gate, projection.scale, hidden, out.scaled, out.sums, rows.steps, rows.num_rows,
+            out.scaled.shape[0], N=dim, CHUNK=rows.chunk, EPS=NORM_EPS, UNIFORM=rows.uniform, BLOCK_M=tile.rows,
+        )  # fmt: skip
+
+    def _multiply(self, a: Tensor, weight: Tensor, count: int) -> Tensor:
+        """``count`` rows of ``a`` ``[rows, K]`` times ``weight`` ``[N, K]``; until the next product."""
+        size = count * weight.shape[0]
+        if self._room is None or self._room.numel() < size:
+            # As much as any product of so many rows needs: qkv, which is the widest, comes first.
+            self._room = a.new_empty(max(size, a.shape[0] * weight.shape[0]))
+        total = self._room[:size].view(count, -1)
+        torch.mm(a[:count], weight.T, out=total)
+        return total
+
+
+def most(tiles: int) -> int:
+    """For how many sums a row has at most a kernel is compiled."""
+    return max(16, 1 << (tiles - 1).bit_length())

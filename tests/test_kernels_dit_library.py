@@ -1,0 +1,52 @@
+"""The library's products with the kernels behind them against the plain versions, as in ``test_kernels_dit``."""
+
+import pytest
+import torch
+
+from tests.test_kernels_dit import HEADS, INNER, LAYER, PADDED, STEPS, WIDTH, Case, Tile, both, folded, random
+from vivace.kernels import dit_reference
+from vivace.kernels.dit_reference import Added
+
+dit_packed = pytest.importorskip("vivace.kernels.dit_packed")
+KERNELS = dit_packed.PackedKernels(2)
+WAY = dit_packed.Way.LIBRARY
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_qkv(uniform, tiles):
+    case = Case(uniform=uniform)
+    rope = random(2, 18, WIDTH // 2)  # fewer positions than rows reach
+    query = random(PADDED, INNER)
+    arguments = (case.normed(tiles), folded(3 * INNER), rope, query, HEADS, LAYER)
+    both("qkv", case, arguments, [query], kernels=KERNELS, tile=Tile(8, WIDTH, 1), way=WAY)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_ff_in(uniform):
+    case, out = Case(uniform=uniform), random(PADDED, 32)
+    arguments = (case.normed(3), folded(32), out)
+    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(4, 16, 1), way=WAY)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_add_projection_ends_the_norm(uniform):
+    """What it leaves is normed already; behind the next projection nothing of that is seen."""
+    dim = 64
+    case, plain = Case(uniform=uniform, dim=dim), Case(uniform=uniform, dim=dim)
+    steps, valid = case.rows.each_row(case.rows.steps), slice(case.rows.num_rows)
+    next_norm = folded(32, dim)
+    scale = random(STEPS, dim, seed=5)
+    next_norm = dit_reference.fold(next_norm.weight, random(32), scale, random(STEPS, dim, seed=6))
+    added = Added(random(dim, 32), random(dim), random(STEPS, dim), scale)
+    a = random(PADDED, 32)
+    out, expected = case.normed(1, filled=False), plain.normed(4, filled=False)
+    KERNELS.add_projection(case.rows, a, added, case.hidden, out, tile=Tile(4, dim, 1), way=WAY)
+    dit_reference.add_projection(plain.rows, a, added, plain.hidden, expected)
+    torch.testing.assert_close(case.hidden, plain.hidden, atol=2e-4, rtol=1e-4)
+    y = dit_reference.project_normed(out, next_norm, steps, valid)
+    torch.testing.assert_close(
+        y, dit_reference.project_normed(expected, next_norm, steps, valid), atol=1e-3, rtol=1e-3
+    )
+    mean = (out.scaled[valid] / scale[steps]).mean(1)
+    assert mean.abs().max() < 1e-4
