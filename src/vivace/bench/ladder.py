@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from vivace.bench.floors import measure_ceilings
+from vivace.bench.heading import hardware
 from vivace.bench.ladder_measure import Judge, Measurer
 from vivace.bench.ladder_rungs import RUNGS, Plan, plan_ladder
 from vivace.bench.ladder_setup import CPU_TOKENS, TOKENS, Setup, check_tokens, open_setup
 from vivace.bench.limits import Floors, count_work, describe, formats
-from vivace.bench.streaming import hardware
 from vivace.errors import InvalidRequestError
 
 Progress = Callable[[str, int, int], None]

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from vivace.bench.tables import Column, cell, cells, wide_console
+
 if TYPE_CHECKING:
     from vivace.bench.ladder import Progress
 
@@ -34,22 +36,14 @@ WIDTH = 124
 """Characters that the table takes; a narrower terminal breaks its lines."""
 
 
-def cell(row: dict[str, Any], name: str, factor: float, form: str) -> str:
-    """A figure as text; a dash where there is none."""
-    value = row.get(name)
-    if value is None:
-        return "–"
-    return "0" if value == 0 else form.format(value * factor)
-
-
-def columns_of(document: dict[str, Any]) -> list[tuple[str, str, float, str]]:
+def columns_of(document: dict[str, Any]) -> list[Column]:
     """The columns in which at least one row has a value."""
     return [column for column in COLUMNS if any(row.get(column[0]) is not None for row in document["rows"])]
 
 
 def print_ladder(document: dict[str, Any], console: Console | None = None) -> None:
     """One line a measurement, what is not available below, the floors last."""
-    console = console or Console(width=max(WIDTH, Console().width))
+    console = console or wide_console(WIDTH)
     seconds = sum(document["tokens"]) / 25
     table = Table(title=f"{document['model']}, {seconds:.1f} s of audio, {document['hardware']}")
     columns = columns_of(document)
@@ -63,8 +57,7 @@ def print_ladder(document: dict[str, Any], console: Console | None = None) -> No
             continue
         is_alone = row["kind"] == "alone"
         label = "  · alone" if is_alone else row["title"]
-        figures = [cell(row, name, factor, form) for name, _, factor, form in columns]
-        table.add_row(label, *figures, style="dim" if is_alone else None)
+        table.add_row(label, *cells(row, columns), style="dim" if is_alone else None)
     for floor in document["floors"]:
         figures = [cell(floor, {"ttfb_ms_p50": "ttfb_ms"}.get(n, n), f, form) for n, _, f, form in columns]
         table.add_row(f"floor, {floor['format']}", *figures, style="green")

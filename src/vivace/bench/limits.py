@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vivace.bench.floors import CONTEXT_FRAMES, Ceilings, StageWork, measure_ceilings, stage_work
+from vivace.bench.heading import heading
 from vivace.bench.single import RANDOM, Bench
-from vivace.bench.streaming import hardware
 from vivace.checkpoint import weight_shapes
 from vivace.config import SpeechLMConfig
 from vivace.engine.chunking import ChunkPlan
@@ -197,12 +197,7 @@ def run(
     work = count_work(config)
     ladder = [Floors(work, form, bandwidth, full.matrix_rate) for form in formats(full, half)]
     document: dict[str, Any] = {
-        "bench": "limits",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("limits", device, config.name, dtype),
         "bandwidth_bytes_per_second": round(bandwidth),
         "matrix_flops_per_second": {"float32": round(full.matrix_rate), "float16": round(half.matrix_rate)},
         "prompt_tokens": prompt_tokens,

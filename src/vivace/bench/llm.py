@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from vivace.bench.heading import heading
 from vivace.bench.llm_steps import CHOICES, Steps, open_steps
-from vivace.bench.streaming import hardware
 from vivace.config import SpeechLMConfig
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on
 from vivace.errors import InvalidRequestError
@@ -81,12 +81,7 @@ def run(
         floor_us = floor_bytes(lm.config, batch, context, dtype.itemsize) / bandwidth * 1e6
         rows += [_measured(lm, choice, batch, context, runs, floor_us) for choice in choices]
     return {
-        "bench": "llm",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": model,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("llm", device, model, dtype),
         "context": context,
         "runs": runs,
         "copy_bytes_per_second": round(bandwidth),

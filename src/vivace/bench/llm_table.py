@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vivace.bench.tables import cells
+
 _COLUMNS = (
     ("tps", "tokens/s", 1.0, "{:,.0f}"),
     ("us_per_step", "µs a step", 1.0, "{:,.0f}"),
@@ -31,8 +33,7 @@ def print_table(document: dict[str, Any], console: Console | None = None) -> Non
             missing.setdefault(f"{row['choice']}: {row['reason'][:120]}", None)
             table.add_row(row["choice"], str(row["batch"]), *["–"] * len(_COLUMNS), style="dim")
         else:
-            figures = [form.format(row[name] * factor) for name, _, factor, form in _COLUMNS]
-            table.add_row(row["choice"], str(row["batch"]), *figures)
+            table.add_row(row["choice"], str(row["batch"]), *cells(row, _COLUMNS))
     exact = Table(title="scores against the float32 plain version")
     for name in ("way", "KL mean", "KL largest", "same likeliest token"):
         exact.add_column(name, justify="left" if name == "way" else "right")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vivace.bench.heading import hardware, heading
 from vivace.bench.profile_device import DeviceSampler, advice
 from vivace.bench.single import Bench, Utterance
-from vivace.bench.streaming import hardware
 from vivace.bench.throughput import check, serve
 from vivace.bench.timeline import LANES, timeline_svg
 
@@ -74,12 +74,7 @@ def run(
     gaps = find_gaps(spans)
     busy_ms = busy(spans)
     return {
-        "bench": "profile",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("profile", device, config.name, dtype),
         "audio_seconds": round(result.audio_seconds, 2),
         "ttfb_ms_p50": round(result.ttfb_ms, 2),
         "wall_ms": round(result.wall_ms, 2),

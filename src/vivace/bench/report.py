@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from vivace.bench.ladder_table import cell, columns_of
+from vivace.bench.ladder_table import columns_of
 from vivace.bench.report_charts import Bar, bar_chart
 from vivace.bench.report_published import REPORTS
+from vivace.bench.tables import cell
 from vivace.bench.timeline import COLOURS
 
 _STYLE = """

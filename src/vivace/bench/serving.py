@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from vivace.bench.heading import heading
 from vivace.bench.ladder_measure import forget_peak, peak_memory
 from vivace.bench.profile_device import DeviceSampler
 from vivace.bench.serving_count import CountingScheduler, Steps
@@ -23,7 +24,6 @@ from vivace.bench.serving_figures import figures
 from vivace.bench.serving_load import Load
 from vivace.bench.serving_player import Window
 from vivace.bench.single import Bench
-from vivace.bench.streaming import hardware
 from vivace.datatypes import SamplingParams
 from vivace.engine.async_engine import AsyncEngine
 from vivace.engine.engine import MOST_STREAMS
@@ -118,12 +118,7 @@ def run(
     finally:
         bench.close()
     return {
-        "bench": "serving",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("serving", device, config.name, dtype),
         "audio_seconds": settings.utterance_seconds,
         "loop": settings.loop,
         "window_s": settings.seconds,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vivace.bench.serving import TTFB_LIMIT_MS
+from vivace.bench.tables import cells, wide_console
 from vivace.errors import InvalidRequestError
 
 _COLUMNS = (
@@ -67,12 +68,8 @@ def print_serving(document: dict[str, Any], console: Console | None = None) -> N
     for _, heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")
     for point in document["points"]:
-        cells = [name_of(point)]
-        for name, _, factor, form in _COLUMNS:
-            value = point[name]
-            cells.append("–" if value is None else form.format(value if factor == 1.0 else value * factor))
-        table.add_row(*cells)
-    console = console or Console(width=max(WIDTH, Console().width))
+        table.add_row(name_of(point), *cells(point, _COLUMNS))
+    console = console or wide_console(WIDTH)
     console.print(table)
     most = document["most_streams_in_real_time"]
     console.print(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vivace.bench.floors import floor_rtf, measure_ceilings, stage_work
-from vivace.bench.streaming import hardware
+from vivace.bench.heading import heading
 from vivace.bench.timeline import timeline_svg
 from vivace.datatypes import AudioChunk, SamplingParams, SynthesisResult
 from vivace.engine.engine import Engine
@@ -183,11 +183,7 @@ def _document(
         return median(median(figure(one.result) for one in one_run) for one_run in measured)
 
     return {
-        "bench": "single",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("single", device, config.name, dtype),
         "runs": len(measured),
         "requests": len(results),
         "audio_seconds": round(results[0].audio_seconds, 2),

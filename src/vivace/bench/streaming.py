@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from vivace.bench.heading import heading
 from vivace.config import ModelConfig
-from vivace.doctor import examine_machine
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.loading import load_assets
@@ -82,12 +82,7 @@ def run(
     repeated = [once() for _ in range(runs)]
     measured = [_median([costs[index] for costs in repeated]) for index in range(seconds)]
     return {
-        "bench": "streaming",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("streaming", device, config.name, dtype),
         "runs": runs,
         "seconds": [
             {
@@ -150,12 +145,3 @@ def _median(costs: list[SecondCost]) -> SecondCost:
     return SecondCost(
         costs[0].second, median(cost.flow_ms for cost in costs), median(cost.vocoder_ms for cost in costs)
     )
-
-
-def hardware(device: str) -> str:
-    """The machine as result rows name it, such as "2 cores AMD EPYC (AVX-512)"."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    machine = examine_machine()
-    wide = " (AVX-512)" if "avx512f" in machine.cpu_flags else ""
-    return f"{machine.cores} cores {machine.cpu}{wide}"

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from vivace.bench.heading import heading
 from vivace.bench.ladder_measure import forget_peak, peak_memory
 from vivace.bench.single import TEXT, Bench, percentile
-from vivace.bench.streaming import hardware
 from vivace.datatypes import SamplingParams, SynthesisResult
 from vivace.engine.live import LiveRequest
 from vivace.engine.request import SynthesisRequest
@@ -72,12 +72,7 @@ def run(
     finally:
         bench.close()
     return {
-        "bench": "throughput",
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "model": config.name,
-        "precision": str(dtype).removeprefix("torch."),
+        **heading("throughput", device, config.name, dtype),
         "audio_seconds": seconds,
         "loads": [asdict(load) for load in loads],
     }

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vivace.bench.report_charts import line_chart
+from vivace.bench.tables import cells, wide_console
 
 _COLUMNS = (
     ("batch", "batch", 1.0, "{:d}"),
@@ -32,13 +33,8 @@ def print_throughput(document: dict[str, Any], console: Console | None = None) -
     for _, heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")
     for load in document["loads"]:
-        cells = []
-        for name, _, factor, form in _COLUMNS:
-            value = load[name]
-            cells.append("–" if value is None else form.format(value if factor == 1.0 else value * factor))
-        table.add_row(*cells)
-    console = console or Console(width=max(WIDTH, Console().width))
-    console.print(table)
+        table.add_row(*cells(load, _COLUMNS))
+    (console or wide_console(WIDTH)).print(table)
 
 
 def throughput_svg(document: dict[str, Any]) -> str:

@@ -31,9 +31,8 @@ def bench_streaming(
 ) -> None:
     """Cost of the n-th second of audio: flat means that nothing is computed twice."""
     from vivace.bench.streaming import run
-    from vivace.checkpoint.model import DTYPES
 
-    document = run(model, seconds=seconds, runs=runs, device=device, dtype=DTYPES[dtype.value])
+    document = run(model, seconds=seconds, runs=runs, device=device, dtype=dtype.to_torch())
     for row in document["seconds"]:
         print_line(
             f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
@@ -56,7 +55,6 @@ def bench_single(
 ) -> None:
     """First audio, real-time factor and tokens per second of one stream at a time."""
     from vivace.bench.single import run
-    from vivace.checkpoint.model import DTYPES
 
     document = run(
         model,
@@ -64,7 +62,7 @@ def bench_single(
         requests=requests,
         runs=runs,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         timeline=timeline,
         long_seconds=long_seconds,
     )
@@ -88,16 +86,15 @@ def bench_llm(
     """Tokens per second of the speech LM, for each way to run it, with the floor beside it."""
     from vivace.bench.llm import parse_batches, run
     from vivace.bench.llm_table import print_table
-    from vivace.checkpoint.model import DTYPES
 
     document = run(
         model,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         batches=parse_batches(batch),
         context=context,
         runs=runs,
-        choices=tuple(choice.strip() for choice in choices.split(",") if choice.strip()),
+        choices=_names(choices),
     )
     print_table(document)
     print_json(document)
@@ -130,7 +127,7 @@ def bench_ladder(
             tokens=parse_tokens(tokens),
             runs=runs,
             alone=alone,
-            rungs=tuple(rung.strip() for rung in rungs.split(",") if rung.strip()),
+            rungs=_names(rungs),
             out=out,
             progress=progress,
         )
@@ -171,7 +168,6 @@ def bench_serving(
     from vivace.bench.serving_chart import serving_svg
     from vivace.bench.serving_published import PUBLISHED
     from vivace.bench.serving_table import line_of, parse_numbers, print_serving
-    from vivace.checkpoint.model import DTYPES
 
     settings = Settings(
         streams=tuple(int(count) for count in parse_numbers(streams, "streams", is_whole=True)),
@@ -189,7 +185,7 @@ def bench_serving(
     document = run(
         model,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         settings=settings,
         progress=lambda point: print_line(line_of(point)),
     )
@@ -217,12 +213,11 @@ def bench_throughput(
     from vivace.bench.llm import parse_batches
     from vivace.bench.throughput import run
     from vivace.bench.throughput_table import print_throughput, throughput_svg
-    from vivace.checkpoint.model import DTYPES
 
     document = run(
         model,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         seconds=seconds,
         batches=parse_batches(batch),
         requests=requests,
@@ -247,13 +242,12 @@ def bench_profile(
 ) -> None:
     """Where a request's time goes, as a picture and a Chrome trace; how busy the machine is under load."""
     from vivace.bench.profile import run
-    from vivace.checkpoint.model import DTYPES
 
     document = run(
         model,
         out=out,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         seconds=seconds,
         batch=batch,
         requests=requests,
@@ -283,8 +277,12 @@ def limits(
     """What this machine allows at best with a model: floors of every stage, first audio, throughput."""
     from vivace.bench.limits import run
     from vivace.bench.limits_table import print_limits
-    from vivace.checkpoint.model import DTYPES
 
-    document = run(model, device=device, dtype=DTYPES[dtype.value], measure=measure)
+    document = run(model, device=device, dtype=dtype.to_torch(), measure=measure)
     print_limits(document)
     print_json(document)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

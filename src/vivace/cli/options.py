@@ -13,6 +13,8 @@ import typer
 from vivace.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    import torch
+
     from vivace.engine import Engine
 
 
@@ -22,6 +24,12 @@ class Precision(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+    def to_torch(self) -> torch.dtype:
+        """As the engine takes it."""
+        from vivace.checkpoint.model import DTYPES
+
+        return DTYPES[self.value]
 
 
 class Lm(StrEnum):
@@ -79,13 +87,12 @@ def open_engine(
     deterministic: bool = False,
 ) -> Engine:
     """The engine that the options name."""
-    from vivace.checkpoint.model import DTYPES
     from vivace.engine import Engine
 
     return Engine.open(
         model,
         device=device,
-        dtype=DTYPES[dtype.value],
+        dtype=dtype.to_torch(),
         lm_variant=lm.value,
         tokenizer=tokenizer,
         warm_up=warm_up,
