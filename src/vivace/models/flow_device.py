@@ -8,19 +8,21 @@ from one CUDA stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vivace.errors import SynthesisError
 from vivace.models.flow import FlowModel
-from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed
+from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
+from vivace.models.launch_sizes import cheapest
 
 
 class DeviceFlow(PagedFlow):
@@ -33,6 +35,8 @@ class DeviceFlow(PagedFlow):
         options: keyword arguments for the kernels by name.
         max_bytes: memory for pages; None: all that there is.
         max_streams: streams of one launch.
+        costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
+            measured for the kernels, or launches of 1, 2, 4 … streams without padding.
         use_graphs: whole chunks as CUDA graphs; None: on a GPU.
     """
 
@@ -45,6 +49,7 @@ class DeviceFlow(PagedFlow):
         options: Options | None = None,
         max_bytes: int | None = None,
         max_streams: int = 1,
+        costs: Mapping[int, float] | None = None,
         use_graphs: bool | None = None,
     ) -> None:
         device = model.speaker_projection.weight.device if device is None else device
@@ -62,6 +67,14 @@ class DeviceFlow(PagedFlow):
             PagePool(self.layout.block, dtype, device, arena=self.pool.arena), velocities
         )
         self._solvers: dict[int, Solver] = {}
+        if costs is None and kernels is None:
+            costs = launch_costs(self._kernels, config, dtype, device)
+        self._costs = costs and {size: cost for size, cost in costs.items() if size <= max_streams}
+        room = self.layout.page + self.layout.block
+        self._padding_pool = PagePool(
+            room, dtype, device, (room + 256) * dtype.itemsize, arena=self.pool.arena
+        )
+        self._padding_chunk: Chunk | None = None
         super().__init__(
             device, self.pool, config.output_size, max_streams, LOOKAHEAD_BEFORE, model.check_length
         )
@@ -73,8 +86,9 @@ class DeviceFlow(PagedFlow):
         chunks = max(1, min(frames, self._config.noise_frames) // chunk)
         weight = self._speaker.weight
         tokens = [0] * (chunks * chunk // self._config.token_mel_ratio)
-        count = 1
-        while count <= self._max_streams:
+        most = self._max_streams
+        sizes = self._costs or {min(most, 1 << power) for power in range(most.bit_length() + 1)}
+        for count in sorted(sizes):
             streams = [
                 self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
                 for _ in range(count)
@@ -82,7 +96,7 @@ class DeviceFlow(PagedFlow):
             self.launch_batch([(stream, tokens, True) for stream in streams])
             for stream in streams:
                 self.close(stream)
-            tokens, count = tokens[: chunk // self._config.token_mel_ratio + 1], 2 * count
+            tokens = tokens[: chunk // self._config.token_mel_ratio + 1]
             for solver in self._solvers.values():
                 solver.warm_up()
 
@@ -125,8 +139,13 @@ class DeviceFlow(PagedFlow):
     def _forget_shared(self, known: int) -> None:
         self.start.forget(known)
 
+    def _launch_sizes(self, count: int) -> list[int]:
+        return cheapest(count, self._costs) if self._costs else super()._launch_sizes(count)
+
     def _run(self, works: list[Work]) -> None:
-        config, solver = self._config, self.solver(len(works))
+        count = len(works)
+        size = min(size for size in self._costs if size >= count) if self._costs else count
+        config, solver = self._config, self.solver(size)
         chunk = config.dit.static_chunk_frames
         self.start.begin()
         chunks, is_known = [], True
@@ -138,13 +157,29 @@ class DeviceFlow(PagedFlow):
             is_known = is_known and known
             ids = self._ids(stream, work.sizes[0])
             chunks.append(Chunk(ids, stream.length, num_frames, stream.pages, blocks))
+        if size > count:
+            chunks += [self._padding()] * (size - count)
         solver.send(chunks)
         for slot, work in enumerate(works):
             stream = work.stream
             mel = stream.prompt_mel[stream.length : stream.length + chunk]
             solver.set_voice(slot, stream.speaker, mel)
         solver.run(is_known)
-        self._note(works, [part.num_frames for part in chunks], solver.x.clone(), solver.fault)
+        frames = [part.num_frames for part in chunks[:count]]
+        self._note(works, frames, solver.x[:count].clone(), solver.fault[:count])
+
+    def _padding(self) -> Chunk:
+        """A row that nobody reads: one token at frame 0, in a page of its own."""
+        if self._padding_chunk is None:
+            try:
+                page = self._padding_pool.take()
+            except SynthesisError as error:  # as any other want of memory: fewer streams are tried
+                raise torch.OutOfMemoryError(str(error)) from error
+            config = self._config
+            tokens = config.dit.static_chunk_frames // config.token_mel_ratio + config.lookahead_tokens
+            ids = [-1] * (LOOKAHEAD_BEFORE + tokens)
+            self._padding_chunk = Chunk(ids, 0, config.token_mel_ratio, [page], [page + self.layout.page])
+        return self._padding_chunk
 
     def solver(self, streams: int) -> Solver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""
@@ -175,7 +210,7 @@ class DeviceFlow(PagedFlow):
 
     def _resolve(self, offset: int) -> Tensor:
         """For the plain kernels: what is in a page from ``offset`` on."""
-        for pool in (self.pool, self.start.pool):
+        for pool in (self.pool, self.start.pool, self._padding_pool):
             found = pool.resolve(offset)
             if found is not None:
                 return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -43,11 +44,22 @@ def choose_packed(
     single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device, streams: int
 ) -> Kernels:
     """Those for launches of ``streams`` streams, beside those chosen for one."""
-    if streams == 1 or single is dit_reference or torch.cuda.get_device_capability(device)[0] != 9:
+    if streams == 1 or launch_costs(single, config, dtype, device) is None:
         return single
     from vivace.kernels import dit_packed
 
-    return dit_packed.PackedKernels(streams) if dit_packed.serves(config.dit, dtype) else single
+    return dit_packed.PackedKernels(streams)
+
+
+def launch_costs(
+    single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device
+) -> Mapping[int, float] | None:
+    """Milliseconds of a launch by its streams, where there are kernels for many; None if not."""
+    if single is dit_reference or torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    from vivace.kernels import dit_packed
+
+    return dit_packed.LAUNCH_MS if dit_packed.serves(config.dit, dtype) else None
 
 
 def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:

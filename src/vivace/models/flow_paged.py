@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.errors import SynthesisError
+from vivace.models.launch_sizes import powers_of_two
 
 FLAGS = 4096
 """Chunks that may be under way or unchecked before a flag is used again."""
@@ -239,8 +240,7 @@ class PagedFlow(ABC):
         try:
             while active := [work for work in active if work.sizes and work.error is None]:
                 rest = active
-                while rest:
-                    count = min(self._max_streams, 1 << (len(rest).bit_length() - 1))
+                for count in self._launch_sizes(len(active)):
                     self._run_or_halve(rest[:count])
                     rest = rest[count:]
         except BaseException:  # no page is lost; what the streams hold goes back when they are closed
@@ -295,6 +295,10 @@ class PagedFlow(ABC):
     @abstractmethod
     def _run(self, works: list[Work]) -> None:
         """Launches the next chunk of each, and notes it (``_note``)."""
+
+    def _launch_sizes(self, count: int) -> list[int]:
+        """Launches that serve ``count`` streams; the last may be larger than what is left for it."""
+        return powers_of_two(count, self._max_streams)
 
     def _shared_chunks(self) -> int:
         """How much is known of what all streams share; ``_forget_shared`` goes back to it."""

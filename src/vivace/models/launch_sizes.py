@@ -1,0 +1,27 @@
+"""How many streams share a launch: the cheapest way to serve all that are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def powers_of_two(count: int, most: int) -> list[int]:
+    """``count`` streams in launches of 1, 2, 4 … streams, none of more than ``most``; the largest first."""
+    sizes = []
+    while count:
+        sizes.append(min(most, 1 << (count.bit_length() - 1)))
+        count -= sizes[-1]
+    return sizes
+
+
+def cheapest(count: int, costs: Mapping[int, float]) -> list[int]:
+    """Sizes of launches that serve ``count`` streams for the least; the largest first.
+
+    Args:
+        costs: of a launch, by its size. The last one may be larger than what is left for it.
+    """
+    best: list[tuple[float, list[int]]] = [(0.0, [])]
+    for streams in range(1, count + 1):
+        ways = ((size, best[max(0, streams - size)]) for size in sorted(costs))
+        best.append(min((cost + costs[size], [size, *sizes]) for size, (cost, sizes) in ways))
+    return sorted(best[count][1], reverse=True)
