@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vivace import Engine, SamplingParams, SynthesisRequest
-from vivace.bench.heading import hardware
+from vivace.bench.common import hardware
 
 TEXT = (
     "Hello! This is Vivace, speaking on your own computer. It is 8:05, and the answer is 42. "

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.load import faults, phases
 from benchmarks.load.server import ServerProcess
 from benchmarks.load.soak import Soak
-from vivace.bench.heading import hardware
+from vivace.bench.common import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

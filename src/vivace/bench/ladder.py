@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from vivace.bench.common import hardware
 from vivace.bench.floors import measure_ceilings
-from vivace.bench.heading import hardware
 from vivace.bench.ladder_measure import Judge, Measurer
 from vivace.bench.ladder_rungs import RUNGS, Plan, plan_ladder
 from vivace.bench.ladder_setup import CPU_TOKENS, TOKENS, Setup, check_tokens, open_setup

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vivace.bench.common import heading
 from vivace.bench.floors import CONTEXT_FRAMES, Ceilings, StageWork, measure_ceilings, stage_work
-from vivace.bench.heading import heading
 from vivace.bench.single import RANDOM, Bench
 from vivace.checkpoint import weight_shapes
 from vivace.config import SpeechLMConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vivace.bench.heading import heading
+from vivace.bench.common import clock_of, heading
 from vivace.bench.llm_steps import CHOICES, Steps, open_steps
 from vivace.config import SpeechLMConfig
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on
@@ -166,18 +166,6 @@ def floor_bytes(config: SpeechLMConfig, batch: int, context: int, width: int) ->
     layer += 3 * hidden * config.intermediate_size
     weights = config.num_layers * layer + hidden * config.num_speech_rows
     return width * (weights + batch * context * config.num_layers * 2 * kv)
-
-
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds, when all work given to the device so far is done."""
-    if device.type != "cuda":
-        return time.perf_counter
-
-    def after_work() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return after_work
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vivace.bench.heading import hardware, heading
+from vivace.bench.common import hardware, heading
 from vivace.bench.profile_device import DeviceSampler, advice
 from vivace.bench.single import Bench, Utterance
 from vivace.bench.throughput import check, serve

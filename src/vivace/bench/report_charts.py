@@ -48,12 +48,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, is_log: bool = False, floor: f
             return span * math.log(value / low) / math.log(high / low)
         return span * value / high
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
-        f' aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="13">',
-        f"<title>{escape(title)}</title>",
-        f'<text x="0" y="20" font-size="15" font-weight="600" fill="currentColor">{escape(title)}</text>',
-    ]
+    lines = _head(title, height)
     for index, bar in enumerate(bars):
         lines += _bar_lines(bar, TOP + index * ROW, place)
     if floor:
@@ -95,10 +90,7 @@ def line_chart(title: str, points: Sequence[tuple[float, float]], x_label: str, 
     places = [at(x, y) for x, y in points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
-        f' aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="13">',
-        f"<title>{escape(title)}</title>",
-        f'<text x="0" y="20" font-size="15" font-weight="600" fill="currentColor">{escape(title)}</text>',
+        *_head(title, height),
         f'<line x1="80" x2="{WIDTH - 60}" y1="{height - 40}" y2="{height - 40}" stroke="currentColor"/>',
         f'<text x="{WIDTH - 60}" y="{height - 6}" text-anchor="end" fill="currentColor">{escape(x_label)}</text>',
         f'<text x="80" y="40" fill="currentColor">{escape(y_label)}</text>',
@@ -113,3 +105,13 @@ def line_chart(title: str, points: Sequence[tuple[float, float]], x_label: str, 
             f'<text x="{px:.1f}" y="{height - 22}" text-anchor="middle" fill="currentColor">{x:g}</text>'
         )
     return "\n".join([*lines, "</svg>"])
+
+
+def _head(title: str, height: int) -> list[str]:
+    """A picture's first lines."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
+        f' aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="13">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="0" y="20" font-size="15" font-weight="600" fill="currentColor">{escape(title)}</text>',
+    ]

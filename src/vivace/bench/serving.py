@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from vivace.bench.heading import heading
+from vivace.bench.common import heading
 from vivace.bench.ladder_measure import forget_peak, peak_memory
 from vivace.bench.profile_device import DeviceSampler
 from vivace.bench.serving_count import CountingScheduler, Steps

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from vivace.bench.common import heading
 from vivace.bench.floors import floor_rtf, measure_ceilings, stage_work
-from vivace.bench.heading import heading
 from vivace.bench.timeline import timeline_svg
 from vivace.datatypes import AudioChunk, SamplingParams, SynthesisResult
 from vivace.engine.engine import Engine

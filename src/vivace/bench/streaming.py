@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vivace.bench.heading import heading
+from vivace.bench.common import clock_of, heading
 from vivace.config import ModelConfig
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.flow_runner import FlowRunner
@@ -76,7 +75,7 @@ def run(
 
     def once() -> list[SecondCost]:
         vocoder = VocoderSession(assets.model.vocoder, speed=1.0)
-        return _costs(flow, vocoder, voice, tokens, seconds, config, _clock(device))
+        return _costs(flow, vocoder, voice, tokens, seconds, config, clock_of(torch.device(device)))
 
     once()
     repeated = [once() for _ in range(runs)]
@@ -127,18 +126,6 @@ def _costs(
         vocoder.step(mel, is_last=False)
         costs.append(SecondCost(second, (rendered - begun) * 1e3, (clock() - rendered) * 1e3))
     return costs
-
-
-def _clock(device: str) -> Callable[[], float]:
-    """Seconds, when all work given to the device so far is done."""
-    if not device.startswith("cuda"):
-        return time.perf_counter
-
-    def after_work() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return after_work
 
 
 def _median(costs: list[SecondCost]) -> SecondCost:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vivace.bench.heading import heading
+from vivace.bench.common import heading
 from vivace.bench.ladder_measure import forget_peak, peak_memory
 from vivace.bench.single import TEXT, Bench, percentile
 from vivace.datatypes import SamplingParams, SynthesisResult

@@ -1,7 +1,9 @@
-"""What every benchmark's document begins with: what was measured, on what."""
+"""What benchmarks share: the head of their documents, and the clock."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,3 +36,15 @@ def hardware(device: str) -> str:
     machine = examine_machine()
     wide = " (AVX-512)" if "avx512f" in machine.cpu_flags else ""
     return f"{machine.cores} cores {machine.cpu}{wide}"
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds, when all work given to the device so far is done."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def after_work() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return after_work
