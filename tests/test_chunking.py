@@ -1,5 +1,6 @@
 """Chunk arithmetic and the streaming change of speed."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,3 +51,13 @@ def test_stretch_agrees_with_the_reference_interpolation_where_the_ratio_is_whol
         ours = MelStretch(speed).step(mel[0], is_last=True)
         reference = torch.nn.functional.interpolate(mel, size=int(120 / speed), mode="linear")
         assert torch.allclose(ours, reference[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new"), [(0, 0), (2, 0), (24, 0), (25, 3), (26, 2), (27, 1), (28, 0), (74, 0), (75, 3)]
+)
+def test_the_last_chunk_of_a_prompt_may_wait_for_new_tokens(prompt, new):
+    assert PLAN.prompt_lookahead(prompt) == new
+    if new:
+        assert PLAN.ready_border(prompt) < PLAN.ready_border(prompt + new) <= prompt
+        assert PLAN.ready_border(prompt + new - 1) == PLAN.ready_border(prompt)

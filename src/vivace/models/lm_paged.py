@@ -399,6 +399,7 @@ class PagedLM:
         try:
             self._body(key, slot)
         except torch.OutOfMemoryError as error:
+            self._launches.fill_(self._count)
             raise OverloadedError(
                 "the device's memory is full; try again later", retry_after_s=1.0
             ) from error

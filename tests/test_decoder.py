@@ -1,0 +1,270 @@
+"""Tokens queued ahead, the prompt's last chunk before the first audio, launches in halves: on a CPU, plain kernels."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers import noise_voice, quiet_engine
+from vivace import OverloadedError, SamplingParams, SynthesisRequest
+from vivace.engine.device_stages import DeviceStages
+from vivace.engine.lm_device import DeviceLMSession
+
+OPTIONS = {"num_steps": 2, "token_text_ratio": (3.0, 3.6)}
+TEXT = "Once upon a time, a fox sang in the rain."
+ROWS = 8
+
+
+def open_engine(folder, **options):
+    engine = quiet_engine(folder, **OPTIONS)
+    assets = engine._assets
+    engine.use_device(DeviceStages.build(assets.model, assets.limits, max_rows=ROWS, **options))
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(random_model_folder):
+    with open_engine(random_model_folder) as engine:
+        yield engine
+
+
+def parts(engine):
+    stages = engine._stages
+    return stages._batch.decoder, stages._device
+
+
+def held(engine):
+    _, device = parts(engine)
+    prompts = sum(len(prompt.pages) for prompt in device.flow._prompts.values())
+    return (
+        device.lm.rows.num_open_rows,
+        device.flow.paged.pages_in_use - prompts,
+        ROWS - len(device.vocoder._free),
+    )
+
+
+def request(voice, seed=0, text=TEXT):
+    return SynthesisRequest(text, voice=voice, sampling=SamplingParams(seed=seed))
+
+
+def run_to_the_end(engine):
+    while engine.step():
+        pass
+
+
+def take_all(engine, live):
+    found = []
+    while (chunk := engine.take(live)) is not None:
+        found.append(chunk.samples.tobytes())
+    return b"".join(found)
+
+
+def flow_calls(engine, monkeypatch):
+    """Tokens of every call of the flow."""
+    flow, calls = parts(engine)[1].flow.paged, []
+    launch = flow.launch_batch
+    monkeypatch.setattr(
+        flow,
+        "launch_batch",
+        lambda items: calls.append([(len(tokens), is_last) for _, tokens, is_last in items]) or launch(items),
+    )
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first"),
+    [(50, [3, 25]), (51, [2, 25]), (52, [1, 25]), (53, [25]), (60, [18]), (3, [25])],
+)
+def test_the_last_chunk_of_the_prompt_comes_with_the_first_tokens(engine, monkeypatch, prompt, first):
+    voice = noise_voice(engine._config, prompt, seed=prompt)
+    decoder, _ = parts(engine)
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "early_tokens", lambda live, segment: 0)
+        together = engine.synthesize(request(voice)).samples.tobytes()
+    calls = flow_calls(engine, monkeypatch)
+    assert engine.synthesize(request(voice)).samples.tobytes() == together
+    sizes = [call[0][0] for call in calls]
+    assert sizes[: len(first)] == first
+    assert sum(sizes) > 28
+    assert held(engine) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("most", [2, 3, 4, 5, 27, 28, 29])
+def test_an_utterance_that_ends_with_or_soon_after_the_early_tokens(engine, monkeypatch, most):
+    voice = noise_voice(engine._config, 50, seed=4)
+    decoder, _ = parts(engine)
+    model, samples = engine._assets.model, []
+    monkeypatch.setattr("vivace.engine.lm_rules.SHORTEST_LIMIT_TOKENS", most)
+    monkeypatch.setattr(model, "config", replace(model.config, token_text_ratio=(10.0, 0.0)))
+    for is_early in (False, True):
+        with monkeypatch.context() as patched:
+            if not is_early:
+                patched.setattr(decoder, "early_tokens", lambda live, segment: 0)
+            result = engine.synthesize(request(voice))
+        assert result.num_speech_tokens == most
+        samples.append(result.samples.tobytes())
+    assert samples[0] == samples[1]
+    assert held(engine) == (0, 0, 0)
+
+
+def test_tokens_are_under_way_while_a_chunk_is_made(engine, monkeypatch):
+    """And only those that the next chunk needs, and a few: the end may come at any of them."""
+    decoder, device = parts(engine)
+    collect, seen = device.vocoder.collect, []
+
+    def note(pending):
+        seen.extend(session.tokens_under_way for session in decoder._decoding)
+        return collect(pending)
+
+    monkeypatch.setattr(device.vocoder, "collect", note)
+    voice = noise_voice(engine._config, 50, seed=5)
+    engine.synthesize(request(voice))
+    assert seen[0] == 25 + decoder.lead_tokens
+    assert all(count <= 25 + decoder.lead_tokens for count in seen)
+
+
+@pytest.mark.parametrize("lead", [0, 1, 4, 8])
+def test_tokens_ahead_change_nothing(engine, monkeypatch, lead):
+    decoder, device = parts(engine)
+    voices = [noise_voice(engine._config, count, seed=count) for count in (50, 33)]
+    with monkeypatch.context() as patched:
+        patched.setattr(device.lm.paged, "in_turn", True)
+        want = [engine.synthesize(request(voice)).samples.tobytes() for voice in voices]
+    monkeypatch.setattr(decoder, "lead_tokens", lead)
+    assert [engine.synthesize(request(voice)).samples.tobytes() for voice in voices] == want
+
+
+def test_a_request_that_leaves_with_tokens_under_way_disturbs_nobody(engine):
+    voice = noise_voice(engine._config, 50, seed=6)
+    want = engine.synthesize(request(voice, 1)).samples.tobytes()
+    with engine.stream(request(voice, 2)) as stream:
+        next(stream)
+        decoder, _ = parts(engine)
+        assert any(session.tokens_under_way for session in decoder._decoding)
+    assert held(engine) == (0, 0, 0)
+    assert engine.synthesize(request(voice, 1)).samples.tobytes() == want
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def out_of_memory(monkeypatch, owner, name, most):
+    """Calls with more than ``most`` rows fail."""
+    original, refused = getattr(owner, name), []
+
+    def launch(rows, *rest):
+        if len(rows) > most:
+            refused.append(len(rows))
+            raise torch.OutOfMemoryError("no memory")
+        return original(rows, *rest)
+
+    monkeypatch.setattr(owner, name, launch)
+    return refused
+
+
+@pytest.mark.parametrize("stage", ["flow", "vocoder", "lm"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_launches_that_do_not_fit_are_halved(engine, monkeypatch, stage, most):
+    _, device = parts(engine)
+    voices = [noise_voice(engine._config, 50, seed=seed) for seed in range(5)]
+    alone = [engine.synthesize(request(voice, seed)) for seed, voice in enumerate(voices)]
+    limit, halved = engine._scheduler.limit, device.launches_halved
+    limit.chunks = limit.most
+    owner, name = {
+        "flow": (device.flow.paged, "_run"),
+        "vocoder": (device.vocoder, "_launch_rows"),
+        "lm": (device.lm.paged, "launch"),
+    }[stage]
+    refused = out_of_memory(monkeypatch, owner, name, most)
+    lives = [engine.submit(request(voice, seed)) for seed, voice in enumerate(voices)]
+    run_to_the_end(engine)
+    assert max(refused) > most
+    assert device.launches_halved == halved + len(refused)
+    assert limit.chunks < limit.most
+    for live, want in zip(lives, alone, strict=True):
+        assert live.error is None
+        assert live.num_speech_tokens == want.num_speech_tokens
+        if stage != "lm":  # other numbers of rows round differently
+            assert take_all(engine, live) == want.samples.tobytes()
+    assert held(engine) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("stage", ["flow", "vocoder", "lm", "prompt"])
+def test_only_the_row_that_does_not_fit_alone_fails(engine, monkeypatch, stage):
+    _, device = parts(engine)
+    voices = [noise_voice(engine._config, 50, seed=seed) for seed in range(4)]
+    alone = [engine.synthesize(request(voice, seed)).samples.tobytes() for seed, voice in enumerate(voices)]
+    lives = [engine.submit(request(voice, seed)) for seed, voice in enumerate(voices)]
+    victim = lives[2]
+
+    def is_victim(row):
+        segment, vocoder = victim.segment, victim.vocoder
+        if stage == "flow":
+            return segment is not None and row.stream is segment.flow
+        if stage == "vocoder":
+            return vocoder is not None and row[0] is vocoder._stream
+        return segment is not None and row.slot == segment.lm._lease.slot
+
+    owner, name = {
+        "flow": (device.flow.paged, "_run"),
+        "vocoder": (device.vocoder, "_launch_rows"),
+        "lm": (device.lm.paged, "launch"),
+        "prompt": (device.lm, "launch"),
+    }[stage]
+    original = getattr(owner, name)
+
+    def launch(rows, *rest):
+        if any(is_victim(row) for row in rows):
+            raise torch.OutOfMemoryError("no memory")
+        return original(rows, *rest)
+
+    def start(session, count, original=DeviceLMSession.start):
+        if session is not None and victim.segment is not None and victim.segment.lm is session:
+            raise torch.OutOfMemoryError("no memory")
+        return original(session, count)
+
+    if stage == "prompt":
+        monkeypatch.setattr(DeviceLMSession, "start", start)
+    else:
+        monkeypatch.setattr(owner, name, launch)
+    run_to_the_end(engine)
+    assert isinstance(victim.error, OverloadedError)
+    assert "memory" in str(victim.error)
+    for live, want in zip(lives, alone, strict=True):
+        if live is not victim:
+            assert live.error is None
+            if stage in ("flow", "vocoder"):
+                assert take_all(engine, live) == want
+    assert held(engine) == (0, 0, 0)
+    assert engine.synthesize(request(voices[2], 2)).samples.tobytes() == alone[2]
+
+
+def test_a_flow_that_did_not_fit_leaves_its_stream_as_it_was(engine, monkeypatch):
+    voice = noise_voice(engine._config, 50, seed=9)
+    flow = parts(engine)[1].flow
+    with torch.inference_mode():
+        tokens = voice.speech_tokens.tolist()
+        good, bad = (flow.open(voice) for _ in range(2))
+        mels = [
+            flow.paged.launch(good, tokens[:28], False).check(),
+            flow.paged.launch(good, tokens[28:], True).check(),
+        ]
+        run, calls = flow.paged._run, itertools.count()
+
+        def fails_the_second_time(works):
+            if next(calls) == 1:
+                raise torch.OutOfMemoryError("no memory")
+            run(works)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(flow.paged, "_run", fails_the_second_time)
+            pages = flow.paged.pages_in_use
+            handle = flow.paged.launch_batch([(bad, tokens[:28], False)])[0]
+            assert isinstance(handle.error, torch.OutOfMemoryError)
+            assert flow.paged.pages_in_use == pages
+        assert torch.equal(flow.paged.launch(bad, tokens[:28], False).check(), mels[0])
+        assert torch.equal(flow.paged.launch(bad, tokens[28:], True).check(), mels[1])
+        flow.close(good)
+        flow.close(bad)
+    assert held(engine) == (0, 0, 0)
