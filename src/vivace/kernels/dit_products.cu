@@ -142,6 +142,7 @@ __device__ __forceinline__ void consume(float (&total)[N / 2], u32 memory, u32 f
   using S = Shape<GROUPS, N>;
   u32 mine = threadIdx.x / 128 * (64 * DEPTH * 2);
   bool tells = threadIdx.x % 128 == 0;
+#pragma unroll
   for (int i = 0; i < N / 2; i++) total[i] = 0.f;
   for (int k = 0, slot = 0, parity = 0, last = 0; k < blocks; k++) {
     wait_for(full + slot * 8, parity);
