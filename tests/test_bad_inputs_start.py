@@ -17,7 +17,6 @@ import pytest
 
 from tests.helpers import noise_voice, quiet_engine
 from tests.server_helpers import FakeService, LoopbackServer, post
-from tests.test_cli import vivace  # noqa: F401  (fixture)
 from vivace import SynthesisRequest, VoiceRegistry
 from vivace.random_checkpoint import tiny_config
 
@@ -42,13 +41,13 @@ def _run(*arguments, cwd, environment=None, stdin=None, limit=None):
 
 
 @pytest.mark.parametrize("arguments", [(), ("serve", "--port"), ("say", "Hi.", "--speed")])
-def test_C1_usage(vivace, arguments):  # noqa: F811
+def test_C1_usage(vivace, arguments):
     code, lines, errors = vivace(*arguments)
     assert code == 2
     assert lines or errors
 
 
-def test_C1_of_an_option_given_twice_the_last_one_counts(vivace, random_model_folder, tmp_path):  # noqa: F811
+def test_C1_of_an_option_given_twice_the_last_one_counts(vivace, random_model_folder, tmp_path):
     sizes = []
     for speeds in ((1, 2), (2, 1)):
         options = [word for speed in speeds for word in ("--speed", speed)]
@@ -61,31 +60,31 @@ def test_C1_of_an_option_given_twice_the_last_one_counts(vivace, random_model_fo
     "model",
     ["https://example.org/x", "owner/name", "-x", "a b", "$(touch marker)", "`touch marker`", "a\nb", ""],
 )
-def test_C3_folders_that_are_none(vivace, tmp_path, model):  # noqa: F811
+def test_C3_folders_that_are_none(vivace, tmp_path, model):
     code, _, errors = vivace("say", "Hi.", f"--model={model}")
     assert (code, len(errors)) == (2, 1)
     assert not (tmp_path / "marker").exists()
 
 
-def test_C3_a_folder_with_a_strange_name_works(vivace, random_model_folder, tmp_path):  # noqa: F811
+def test_C3_a_folder_with_a_strange_name_works(vivace, random_model_folder, tmp_path):
     strange = tmp_path / 'it\'s "a" model; $HOME\nnew line'
     strange.symlink_to(random_model_folder)
     assert vivace("say", "Hi.", "-m", strange, "-o", tmp_path / "x.wav")[0] == 0
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:-1", "cuda:x", "cpu:x", "", "tpu"])
-def test_C5_devices_that_are_none(vivace, random_model_folder, device):  # noqa: F811
+def test_C5_devices_that_are_none(vivace, random_model_folder, device):
     code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, "--device", device)
     assert (code, len(errors)) == (2, 1)
 
 
 @pytest.mark.parametrize("options", [("--max-batch", "0"), ("--gpu-memory", "nan")])
-def test_C5_options_that_there_are_not(vivace, options):  # noqa: F811
+def test_C5_options_that_there_are_not(vivace, options):
     assert vivace("serve", *options)[0] == 2
 
 
 @pytest.mark.parametrize("speed", ["nan", "inf", "-1", "0", "1e9"])
-def test_C7_speeds(vivace, random_model_folder, tmp_path, speed):  # noqa: F811
+def test_C7_speeds(vivace, random_model_folder, tmp_path, speed):
     code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, "-o", "x.wav", f"--speed={speed}")
     assert (code, len(errors)) == (1, 1)
     assert not (tmp_path / "x.wav").exists()
@@ -93,7 +92,7 @@ def test_C7_speeds(vivace, random_model_folder, tmp_path, speed):  # noqa: F811
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 @pytest.mark.parametrize("name", ["full.wav", "full.flac", "full.ogg"])
-def test_C7_a_full_disk_is_said_in_one_line(vivace, random_model_folder, tmp_path, name):  # noqa: F811
+def test_C7_a_full_disk_is_said_in_one_line(vivace, random_model_folder, tmp_path, name):
     (tmp_path / name).symlink_to("/dev/full")
     code, _, errors = vivace("say", "Hi.", "-m", random_model_folder, "-o", name)
     assert (code, len(errors)) == (1, 1)
@@ -126,7 +125,7 @@ def test_E1_no_device_of_that_kind(random_model_folder, tmp_path, devices):
 
 
 def test_E2_E3_E6_E7_the_environment_does_not_change_the_audio(
-    vivace,  # noqa: F811
+    vivace,
     random_model_folder,
     tmp_path,
 ):
