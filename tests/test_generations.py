@@ -453,7 +453,7 @@ def test_engine_and_server_know_no_generation():
 
 
 def test_stages_of_a_device_sound_the_same(random_folders, generation, engine, tmp_path):
-    """Speech LM and flow of CosyVoice 2 on pages; what has no such way takes the plain one."""
+    """All stages have a device's own way, here with plain kernels."""
     with quiet_engine(random_folders[generation], voices=tmp_path, **OPTIONS) as paged:
         paged._stages.use(DeviceStages.build(paged._assets.model, paged._assets.limits, max_rows=2))
         for options in ({}, {"stream": False}, {"speed": 1.3}):

@@ -22,10 +22,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from vivace.engine.decoder import BatchDecoder
-from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, DeviceVocoderSession
+from vivace.engine.device_stages import DeviceStages, DeviceVocoderSession
+from vivace.engine.piece_runner import PieceFlowRunner
 from vivace.engine.work import Outcome, Rendering, attempt
+from vivace.models.piece_device import PieceHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +63,12 @@ class _Part:
     @property
     def live(self) -> LiveRequest:
         return self.work.live
+
+    def take(self, handle: MelHandle) -> None:
+        """Its frames, or why there are none."""
+        self.handle, self.mel = handle, handle.mel
+        if handle.error is not None:
+            self.fail(handle.error)
 
     def fail(self, error: Exception) -> None:
         self.outcome = Outcome(self.live, error=error)
@@ -137,20 +146,30 @@ class BatchRunner:
         return found
 
     def _launch_flow(self, parts: list[_Part], early: list[_Early]) -> None:
-        together = []
+        together, whole = [], []
         for part in parts:
             segment = part.work.segment
             if part.outcome is not None:
                 continue
-            if segment is not None and segment.flow is not None and isinstance(self._flow, DeviceFlowRunner):
+            if segment is not None and segment.flow is not None and self._flow.runs_together:
                 together.append(part)
+            elif segment is not None and isinstance(self._flow, PieceFlowRunner):
+                whole.append(part)
             else:
                 self._guard([part], partial(self._run_flow_alone, part))
+        if whole:
+            self._guard(whole, partial(self._run_flow_whole, self._flow, whole))
         if together or early:
             self._guard(together, partial(self._run_flow_together, together, early))
 
     def _run_flow_alone(self, part: _Part) -> None:
         part.mel = self._stages.mel_of(part.work)
+
+    @staticmethod
+    def _run_flow_whole(flow: PieceFlowRunner, parts: list[_Part]) -> None:
+        handles = flow.generate_batch([(part.live.voice, part.work.tokens) for part in parts])
+        for part, handle in zip(parts, handles, strict=True):
+            part.take(handle)
 
     def _run_flow_together(self, parts: list[_Part], early: list[_Early]) -> None:
         items: list[Any] = []
@@ -162,9 +181,7 @@ class BatchRunner:
         items += [(segment.flow, segment.tokens[:count], False) for segment, count in early]
         handles = self._flow.launch_batch(items)
         for part, handle in zip(parts, handles, strict=False):
-            part.handle, part.mel = handle, handle.mel
-            if handle.error is not None:
-                part.fail(handle.error)
+            part.take(handle)
         for (segment, count), handle in zip(early, handles[len(parts) :], strict=True):
             if handle.error is None:  # or it is tried again with the first chunk
                 segment.early_tokens, segment.early_mel = count, handle
@@ -197,6 +214,8 @@ class BatchRunner:
         """Frames cut at the chunk borders, so that every split of the work gives the same pieces."""
         if part.handle is None:
             return [mel]
+        if isinstance(part.handle, PieceHandle):
+            return list(torch.split(mel, part.handle.sizes or [0], dim=1))
         plan = self._stages.plan
         first, chunk = part.work.border * plan.frames_per_token, plan.chunk_tokens * plan.frames_per_token
         cuts = [0, *range(first, mel.shape[1], chunk), mel.shape[1]]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_device import LMDevice
+from vivace.engine.piece_runner import PieceFlowRunner
 from vivace.engine.ticket import Capacity
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.layers.stretch import MelStretch
@@ -28,6 +29,7 @@ from vivace.models.device_kinds import (
     AnyDeviceVocoder,
     make_device_flow,
     make_device_vocoder,
+    make_piece_flow,
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
@@ -82,6 +84,9 @@ class DeviceFlowRunner:
     Args:
         kept_bytes: memory for prompts that stay; the least recently used one goes first, the newest stays.
     """
+
+    runs_together = True
+    """Several requests may be given to ``launch_batch``."""
 
     def __init__(
         self, flow: AnyDeviceFlow, num_channels: int, chunk_tokens: int, *, kept_bytes: int = 8 * 1024**3
@@ -290,7 +295,9 @@ class DeviceStages:
         if model.device.type == "cuda":
             max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)
         paged = make_device_flow(model.flow, max_bytes, packed)
-        flow: DeviceFlowRunner | FlowRunner = FlowRunner(model.flow)
+        pieces = make_piece_flow(model.flow, packed)
+        flow: DeviceFlowRunner | FlowRunner
+        flow = FlowRunner(model.flow) if pieces is None else PieceFlowRunner(pieces)
         pages = 1 << 60
         if paged is not None:
             kept = 8 * 1024**3 if max_bytes is None else min(8 * 1024**3, max_bytes // 8)

@@ -32,6 +32,9 @@ class FlowRunner:
         kept_bytes: memory for prompt states that stay; the least recently used one goes first, the newest stays.
     """
 
+    runs_together = False
+    """A launch serves one request."""
+
     def __init__(self, flow: AnyFlow, *, kept_bytes: int = 2 * 1024**3) -> None:
         self._flow = flow
         # Streams are the flow's own kind; each flow takes only those that it opened.

@@ -34,6 +34,7 @@ class PagedConformer(PagedLM):
     prompt_buckets = PROMPT_BUCKETS
     plain_ops = PlainDistanceOps
 
+    @torch.no_grad()
     def _pack(self, lm: AnyLM, max_positions: int) -> None:
         assert isinstance(lm, ConformerLM)
         self._lm = lm

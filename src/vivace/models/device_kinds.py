@@ -9,6 +9,7 @@ from vivace.models.conformer_lm import ConformerLM
 from vivace.models.conformer_paged import PagedConformer
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow
+from vivace.models.flow_pieces import FadingFlow, PieceFlow
 from vivace.models.flow_unet import UNetFlow
 from vivace.models.hift import CausalHiFT
 from vivace.models.hift_centred import CentredHiFT
@@ -17,6 +18,7 @@ from vivace.models.hift_device import DeviceVocoder
 from vivace.models.hift_fade import FadingHiFT
 from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
 from vivace.models.lm_paged import PagedLM
+from vivace.models.piece_device import DevicePieceFlow
 from vivace.models.unet_device import DeviceUNetFlow
 
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
@@ -45,6 +47,13 @@ def make_device_flow(
         return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
     if isinstance(flow, UNetFlow):
         return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
+    return None
+
+
+def make_piece_flow(flow: AnyFlow, max_rows: int) -> DevicePieceFlow | None:
+    """The flow in pieces on its own device; None for other kinds, and for the reference's way of joining pieces."""
+    if isinstance(flow, PieceFlow) and not isinstance(flow, FadingFlow):
+        return DevicePieceFlow(flow, max_rows=max_rows)
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,20 @@ CONTEXT_SECONDS = 2
 
 FADING_SECONDS = 2
 """Length of the reference's pieces."""
+
+
+class Window(NamedTuple):
+    """What a piece is computed from, beside the voice's prompt.
+
+    Attributes:
+        tokens: speech tokens. begin: number of the first one.
+        is_whole: these are all tokens of the utterance; is_last: its last ones are among them.
+    """
+
+    tokens: list[int]
+    begin: int
+    is_whole: bool
+    is_last: bool
 
 
 @dataclass(slots=True)
@@ -95,20 +110,36 @@ class PieceFlow(RegulatedFlow):
     @torch.no_grad()
     def step(self, stream: PieceStream, tokens: Sequence[int], is_last: bool) -> Tensor:
         """Take the next tokens and compute every piece that they complete; see ``FlowModel.step``."""
-        assert not stream.finished, "the last token of this stream already came"
-        given = list(tokens)
-        missing = stream.num_prompt - len(stream.prompt)
-        stream.prompt += given[:missing]
-        config = self.config
-        self.check_length(len(stream.prompt_mel) + config.num_frames(stream.known + len(given[missing:])))
-        stream.tokens += given[missing:]
-        pieces = [stream.overlap.new_zeros(config.output_size, 0)]
-        while stream.known - stream.done >= self._next_piece(stream) + config.lookahead_tokens:
-            pieces.append(self._run_piece(stream, self._next_piece(stream), is_last=False))
-        if is_last and stream.known > stream.done:
-            pieces.append(self._run_piece(stream, stream.known - stream.done, is_last=True))
-        stream.finished = is_last
+        self.take(stream, tokens, is_last)
+        pieces = [stream.overlap.new_zeros(self.config.output_size, 0)]
+        while (count := self.next_count(stream)) > 0:
+            pieces.append(self._run_piece(stream, count, is_last=self.ends_with(stream, count)))
         return torch.cat(pieces, dim=1)
+
+    def take(self, stream: PieceStream, tokens: Sequence[int], is_last: bool) -> None:
+        """Adds the next tokens to a stream.
+
+        Raises:
+            SynthesisError: the sequence is too long; the stream stays as it was.
+        """
+        assert not stream.finished, "the last token of this stream already came"
+        missing = stream.num_prompt - len(stream.prompt)
+        new = list(tokens)[missing:]
+        self.check_length(len(stream.prompt_mel) + self.config.num_frames(stream.known + len(new)))
+        stream.prompt += list(tokens)[:missing]
+        stream.tokens += new
+        stream.finished = is_last
+
+    def next_count(self, stream: PieceStream) -> int:
+        """Tokens of the next piece that can be computed; 0: there is none."""
+        count, left = self._next_piece(stream), stream.known - stream.done
+        if left >= count + self.config.lookahead_tokens:
+            return count
+        return left if stream.finished else 0
+
+    def ends_with(self, stream: PieceStream, count: int) -> bool:
+        """Whether the next piece, of ``count`` tokens, is the utterance's last."""
+        return stream.finished and stream.done + count == stream.known
 
     def _next_piece(self, stream: PieceStream) -> int:
         """Tokens up to the next border; borders are absolute, counted from the prompt's first token."""
@@ -117,19 +148,32 @@ class PieceFlow(RegulatedFlow):
     def _run_piece(self, stream: PieceStream, count: int, *, is_last: bool) -> Tensor:
         """The frames of the next ``count`` tokens, float32 ``[80, frames]``."""
         check_wanted(stream.should_stop)
-        config, prompt_frames = self.config, len(stream.prompt_mel)
-        begin = self._window_start(stream.done)
-        end = stream.done + count + (0 if is_last else config.lookahead_tokens)
-        window = stream.tokens[begin - stream.first : end - stream.first]
-        mu = self._encode_window(stream, window, begin, is_last=is_last)
-        start = config.num_frames(begin)
+        prompt_frames = len(stream.prompt_mel)
+        window = self.window(stream, count, is_last=is_last)
+        mu = self._encode_window(stream, window)
         noise = self.noise.to(mu.device)
-        place = prompt_frames + start
+        place = prompt_frames + self.config.num_frames(window.begin)
         noise = torch.cat(
             (noise[..., :prompt_frames], noise[..., place : place + mu.shape[2] - prompt_frames]), dim=2
         )
         mel = self.integrate(noise, mu, stream.prompt_mel, stream.spks)[:, prompt_frames:]
-        mel = mel[:, config.num_frames(stream.done) - start :]
+        return self.join(stream, mel, window, count)
+
+    def window(self, stream: PieceStream, count: int, *, is_last: bool) -> Window:
+        """What the next ``count`` tokens are computed from."""
+        begin = self._window_start(stream.done)
+        end = stream.done + count + (0 if is_last else self.config.lookahead_tokens)
+        tokens = stream.tokens[begin - stream.first : end - stream.first]
+        return Window(tokens, begin, begin == 0 and is_last, is_last)
+
+    def join(self, stream: PieceStream, mel: Tensor, window: Window, count: int) -> Tensor:
+        """The frames of the next ``count`` tokens, faded into what the piece before saw of them; moves the stream on.
+
+        Args:
+            mel: of the window ``[80, frames]``, which this overwrites.
+        """
+        config = self.config
+        mel = mel[:, config.num_frames(stream.done) - config.num_frames(window.begin) :]
         faded = min(stream.overlap.shape[1], mel.shape[1])
         if faded:
             weight = torch.arange(1, faded + 1, device=mel.device) / (faded + 1)
@@ -154,41 +198,59 @@ class PieceFlow(RegulatedFlow):
             start -= 1
         return start
 
-    def _encode_window(self, stream: PieceStream, window: list[int], begin: int, *, is_last: bool) -> Tensor:
+    def _encode_window(self, stream: PieceStream, window: Window) -> Tensor:
         """``mu`` of prompt and window, ``[1, 80, frames]``."""
-        prompt_frames = len(stream.prompt_mel)
-        ids = torch.tensor([stream.prompt + window], device=stream.spks.device)
-        if begin == 0 and is_last:  # the whole utterance
+        prompt_frames, length = len(stream.prompt_mel), len(window.tokens)
+        ids = torch.tensor([stream.prompt + window.tokens], device=stream.spks.device)
+        if window.is_whole:
             return self.encode(ids, stream.num_prompt, prompt_frames)
         hidden = self.encoder_proj(self.encoder(self.input_embedding(ids.clamp(min=0)))).transpose(1, 2)
         prompt, new = hidden[..., : stream.num_prompt], hidden[..., stream.num_prompt :]
-        places = self._places(begin, begin + len(window), is_last=is_last).to(new.device)
-        left = (places - begin).clamp(0, len(window) - 1)
+        left = self.places(window).to(new.device)
         floor = left.floor().long()
         weight = (left - floor).to(new.dtype)
-        right = (floor + 1).clamp(max=len(window) - 1)
+        right = (floor + 1).clamp(max=length - 1)
         stretched = new[..., floor] * (1 - weight) + new[..., right] * weight
         return self.length_regulator.join(prompt, prompt_frames, stretched)
 
-    def _places(self, begin: int, end: int, *, is_last: bool) -> Tensor:
-        """Where between the tokens each frame of the window lies, absolute, float64.
+    def places(self, window: Window) -> Tensor:
+        """Where between the window's tokens each of its frames lies, float64.
 
         As in the whole run: the first and the last ``HEAD_TOKENS`` tokens are stretched by themselves, which the rest
         makes up for. The end is not known before the last piece, whose middle leads up to it.
         """
-        config = self.config
+        if window.is_whole:
+            return whole_places(self.config, len(window.tokens))
+        config, begin, end = self.config, window.begin, window.begin + len(window.tokens)
         head = config.num_frames(HEAD_TOKENS)
         frames = torch.arange(config.num_frames(begin), config.num_frames(end), dtype=torch.float64)
         rate = 22_050 / 256 / config.token_rate_hz
         middle = HEAD_TOKENS + (frames - head + 0.5) / rate - 0.5
-        if is_last:
+        if window.is_last:
             last = float(config.num_frames(end) - head)
             tail = end - HEAD_TOKENS + (frames - last + 0.5) * HEAD_TOKENS / head - 0.5
             # The middle of the last piece bends so that it meets the tail.
             drift = end - HEAD_TOKENS - (HEAD_TOKENS + (last - head) / rate)
             share = ((frames - frames[0]) / max(1.0, last - float(frames[0]))).clamp(0, 1)
             middle = torch.where(frames < last, middle + drift * share, tail)
-        return torch.where(frames < head, (frames + 0.5) * HEAD_TOKENS / head - 0.5, middle)
+        places = torch.where(frames < head, (frames + 0.5) * HEAD_TOKENS / head - 0.5, middle)
+        return (places - begin).clamp(0, end - begin - 1)
+
+
+def whole_places(config: RegulatedFlowConfig, count: int) -> Tensor:
+    """Where between ``count`` tokens, all of an utterance, each frame lies; float64. As ``LengthRegulator``."""
+    frames, head = config.num_frames(count), config.num_frames(HEAD_TOKENS)
+    if count <= 2 * HEAD_TOKENS:
+        return stretched_places(count, frames)
+    middle = stretched_places(count - 2 * HEAD_TOKENS, frames - 2 * head)
+    ends = stretched_places(HEAD_TOKENS, head)
+    return torch.cat((ends, HEAD_TOKENS + middle, count - HEAD_TOKENS + ends))
+
+
+def stretched_places(count: int, frames: int) -> Tensor:
+    """Where between ``count`` neighbours each of ``frames`` equal steps lies, as in linear interpolation; float64."""
+    places = (torch.arange(frames, dtype=torch.float64) + 0.5) * count / max(1, frames) - 0.5
+    return places.clamp(0, max(0, count - 1))
 
 
 class FadingFlow(PieceFlow):

@@ -96,16 +96,27 @@ class PackedUNet:
             self._final, self._final_norm = _conv(final[0]), _norm(final[1])
             self._proj = weight.squeeze(2).detach(), cast(Tensor, unet.final_proj.bias).detach()
 
-    def scales(self, counts: Tensor, frames: int, dtype: torch.dtype) -> list[Scale]:
-        """Each rate of rows with ``counts [rows]`` valid frames of ``frames``; a multiple of the lowest rate."""
+    def new_scales(self, rows: int, frames: int, weight: Tensor) -> list[Scale]:
+        """Each rate of ``rows`` of ``frames``, a multiple of the lowest rate, on the device and in the dtype of
+        ``weight``; ``set_scales`` fills them."""
         found = []
         for _ in range(self.num_scales):
-            seen = torch.arange(frames, device=counts.device) < counts[:, None]
-            keys = torch.zeros(seen.shape, dtype=dtype, device=counts.device)
-            keys = keys.masked_fill(~seen, float("-inf"))[:, None, None]
-            found.append(Scale(counts.int(), keys.expand(-1, self.heads, frames, -1)))
-            counts, frames = (counts + 1) // 2, frames // 2
+            counts = torch.zeros(rows, dtype=torch.int32, device=weight.device)
+            found.append(
+                Scale(counts, weight.new_zeros(rows, 1, 1, frames).expand(-1, self.heads, frames, -1))
+            )
+            frames //= 2
         return found
+
+    @staticmethod
+    def set_scales(scales: Sequence[Scale], counts: Tensor) -> None:
+        """Valid frames of each row at the mel rate, ``[rows]``; a row without any sees its first one."""
+        for scale in scales:
+            scale.counts.copy_(counts)
+            keys = scale.keys[:, 0, 0]
+            hidden = torch.arange(keys.shape[1], device=keys.device) >= counts.clamp(min=1)[:, None]
+            keys.copy_(torch.zeros_like(keys).masked_fill(hidden, float("-inf")))
+            counts = (counts + 1) // 2
 
     def velocity(self, x: Tensor, step: Tensor, scales: Sequence[Scale]) -> Tensor:
         """Velocity ``[rows, T, 80]``; what is behind a row's end has no meaning.

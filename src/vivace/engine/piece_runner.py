@@ -1,0 +1,57 @@
+"""``FlowRunner`` for a flow that computes pieces with what lies around them, many requests in a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vivace.engine.flow_runner import FlowRunner
+
+if TYPE_CHECKING:
+    from vivace.models.flow_paged import MelHandle
+    from vivace.models.kinds import AnyFlowStream
+    from vivace.models.piece_device import DevicePieceFlow, PieceItem
+    from vivace.voice import Voice
+
+
+class PieceFlowRunner(FlowRunner):
+    """Streams hold no pages; a voice's prompt is part of every window."""
+
+    runs_together = True
+    """Several requests may be given to ``launch_batch`` and ``generate_batch``."""
+
+    def __init__(self, flow: DevicePieceFlow) -> None:
+        super().__init__(flow.model)
+        self._pieces = flow
+
+    def step(self, stream: AnyFlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
+        return self.launch_batch([(stream, tokens, is_last)])[0].check()  # type: ignore[list-item]
+
+    def launch_batch(self, items: Sequence[PieceItem]) -> list[MelHandle]:
+        """Queues the next tokens of several streams together. Errors lie in the handles."""
+        return self._pieces.launch_batch(items)
+
+    def generate(self, voice: Voice, tokens: list[int]) -> Tensor:
+        return self.generate_batch([(voice, tokens)])[0].check()
+
+    def generate_batch(self, items: Sequence[tuple[Voice, list[int]]]) -> list[MelHandle]:
+        """Queues whole segments of several requests together (offline mode). Errors lie in the handles."""
+        device = self._pieces.device
+        return self._pieces.generate_batch(
+            [
+                (
+                    [*voice.speech_tokens.tolist(), *tokens],
+                    torch.tensor(voice.mel, device=device),
+                    torch.tensor(voice.embedding, device=device),
+                )
+                for voice, tokens in items
+            ]
+        )
+
+    def _run_prompt(self, voice: Voice) -> AnyFlowStream:
+        if not self._prompts:  # the first voice: the one that the engine warms up with
+            self._pieces.warm_up(len(voice.mel))
+        return super()._run_prompt(voice)

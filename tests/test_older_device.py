@@ -1,0 +1,94 @@
+"""CosyVoice 2 and CosyVoice-300M on a device's stages, many requests at once; here on the CPU with plain kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers import quiet_engine
+from vivace import SamplingParams, SynthesisRequest
+from vivace.engine.device_stages import DeviceStages
+from vivace.engine.piece_runner import PieceFlowRunner
+from vivace.errors import CancelledRequestError
+from vivace.random_checkpoint import write_random_checkpoint
+
+TEXTS = (
+    "A fox sang in the rain.",
+    "Two dogs sat. They did not sing at all.",
+    "Yes.",
+    "It is five past eight.",
+)
+OPTIONS = {"num_steps": 2, "token_text_ratio": (4.0, 5.0)}
+ROWS = 3
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def engines(request, tmp_path_factory):
+    """The plain engine, and one on a device's stages."""
+    folder = tmp_path_factory.mktemp("random") / "model"
+    write_random_checkpoint(folder, "tiny", dtype="float32", generation=request.param)
+    voices = tmp_path_factory.mktemp("voices")
+    first, second = (quiet_engine(folder, voices=voices, **OPTIONS) for _ in range(2))
+    with first as plain, second as paged:
+        stages = DeviceStages.build(paged._assets.model, paged._assets.limits, max_rows=ROWS)
+        paged.use_device(stages)
+        yield plain, paged, stages
+
+
+def requests(**options):
+    return [
+        SynthesisRequest(text, sampling=SamplingParams(seed=seed), **options)
+        for seed, text in enumerate(TEXTS)
+    ]
+
+
+def run_together(engine, given):
+    """Samples of each, all of them submitted at once."""
+    lives = [engine.submit(request) for request in given]
+    parts = [[] for _ in lives]
+    while not all(live.is_done for live in lives):
+        engine.step()
+        for live, own in zip(lives, parts, strict=True):
+            while not live.is_cancelled and (chunk := engine.take(live)) is not None:
+                own.append(chunk.samples)
+    return [np.concatenate(own) for own in parts]
+
+
+def nothing_is_held(stages):
+    assert stages.lm.rows.num_open_rows == 0
+    assert stages.vocoder.num_open == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_requests_side_by_side_sound_as_alone(engines, stream):
+    plain, paged, stages = engines
+    given = requests(stream=stream)
+    for wanted, got in zip(
+        (plain.synthesize(each).samples for each in given), run_together(paged, given), strict=True
+    ):
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+    nothing_is_held(stages)
+
+
+def test_whole_segments_share_a_launch(engines, monkeypatch):
+    _, paged, stages = engines
+    if not isinstance(stages.flow, PieceFlowRunner):
+        pytest.skip("this flow runs offline segments one by one")
+    sizes = []
+    generate = stages.flow.generate_batch
+    monkeypatch.setattr(
+        stages.flow, "generate_batch", lambda items: sizes.append(len(items)) or generate(items)
+    )
+    run_together(paged, [SynthesisRequest(TEXTS[0], stream=False) for _ in range(ROWS)])
+    assert sizes == [ROWS]
+
+
+def test_a_cancelled_request_gives_everything_back(engines):
+    _, paged, stages = engines
+    stream = paged.stream(SynthesisRequest(TEXTS[1]))
+    next(stream)
+    stream.close()
+    with pytest.raises(CancelledRequestError):
+        next(stream)
+    nothing_is_held(stages)
