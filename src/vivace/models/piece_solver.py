@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeLayer
 from vivace.models.flow import time_grid
 from vivace.models.flow_regulated import RegulatedFlow
@@ -163,9 +164,10 @@ class PieceSolver:
         encode, step = (
             (self._encode, self._euler) if self._graphs is None else (g.replay for g in self._graphs)
         )
-        encode()
-        for _ in range(len(self._parts.steps)):
-            step()
+        with full_float32(self._packet.device):
+            encode()
+            for _ in range(len(self._parts.steps)):
+                step()
 
     @torch.no_grad()
     def capture(self) -> None:
@@ -173,7 +175,7 @@ class PieceSolver:
         device = self._packet.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # what libraries set up at first use cannot be captured
+        with torch.cuda.stream(stream), full_float32(device):  # libraries set up what cannot be captured
             self._encode()
             self._euler()
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -182,7 +184,8 @@ class PieceSolver:
         for work in (self._encode, self._euler):
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._parts.memory, capture_error_mode="thread_local"):
+            options: Any = {"pool": self._parts.memory, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(graph, **options), full_float32(device):
                 work()
             self._parts.memory = self._parts.memory or graph.pool()
             graphs.append(graph)
