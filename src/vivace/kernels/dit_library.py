@@ -84,4 +84,4 @@ class Library:
 
 def most(tiles: int) -> int:
     """For how many sums a row has at most a kernel is compiled."""
-    return max(16, 1 << (tiles - 1).bit_length())
+    return 1 if tiles == 1 else max(16, 1 << (tiles - 1).bit_length())

@@ -93,7 +93,8 @@ def packed_qkv_kernel(
     sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
     part = first_column // INNER  # tiles do not cross the border of queries, keys and values
-    channels = first_column % INNER + tl.arange(0, BLOCK_N)
+    PIECE: tl.constexpr = BLOCK_N if BLOCK_N < DIM_HEAD else DIM_HEAD  # neighbours in a page
+    channels = tl.multiple_of(first_column % INNER, BLOCK_N) + tl.arange(0, BLOCK_N)
     if (part < 2) & (first_column % INNER < DIM_HEAD):
         position = tl.minimum(tl.load(starts_ptr + group) + frame, positions - 1)
         x = _rotate_first_head(x, position, channels, rope_ptr, positions, BLOCK_M, BLOCK_N, DIM_HEAD)
@@ -108,6 +109,7 @@ def packed_qkv_kernel(
         page = tl.load(here_ptr + group) + step.to(tl.int64) * step_stride + layer_offset
         row_at = tl.multiple_of(page + (part - 1) * (HEADS * CHUNK * DIM_HEAD) + frame * DIM_HEAD, 16)
         inside = channels // DIM_HEAD * (CHUNK * DIM_HEAD) + channels % DIM_HEAD
+        inside = tl.max_contiguous(tl.multiple_of(inside, PIECE), PIECE)
         tl.store(
             arena_ptr + row_at[:, None] + inside[None, :],
             x.to(arena_ptr.dtype.element_ty),
