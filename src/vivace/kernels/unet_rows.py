@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _mish(x):
+def mish(x):
     """``x * tanh(log(1 + exp(x)))``."""
     e = tl.exp(tl.minimum(x, 20.0))
     ratio = e * (e + 2.0)
@@ -86,7 +86,7 @@ def group_norm_mish_kernel(
         if block > 0:
             x, place, inside = _tile(y, b, base, block * BLOCK_T, count, c, WIDTH, C, BLOCK_T)
             centred = x - mean
-        z = _mish(centred * scale * g[None, :] + o[None, :]) + added[None, :]
+        z = mish(centred * scale * g[None, :] + o[None, :]) + added[None, :]
         if ADDS:
             z += tl.load(residual + place, inside, other=0.0).to(tl.float32)
         t = block * BLOCK_T + tl.arange(0, BLOCK_T)

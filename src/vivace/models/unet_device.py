@@ -27,6 +27,7 @@ class DeviceUNetFlow(PagedFlow):
         max_bytes: memory for pages, taken at once; None: a quarter of what the GPU has free.
         max_streams: streams of one launch.
         use_graphs: whole launches as CUDA graphs; None: on a GPU.
+        use_kernels: Triton, or the plain versions; None: on a GPU.
     """
 
     def __init__(
@@ -36,16 +37,19 @@ class DeviceUNetFlow(PagedFlow):
         max_bytes: int | None = None,
         max_streams: int = 1,
         use_graphs: bool | None = None,
+        use_kernels: bool | None = None,
     ) -> None:
         config, weight = model.config, model.speaker_projection.weight
         device = weight.device
         self._model, self._config = model, config
         page_bytes = UNetPages.bytes_of(config, weight.dtype)
         if max_bytes is None:
-            on_gpu = device.type == "cuda"
-            max_bytes = torch.cuda.mem_get_info(device)[0] // 4 if on_gpu else CPU_PAGES * page_bytes
+            is_cpu = device.type != "cuda"
+            max_bytes = CPU_PAGES * page_bytes if is_cpu else torch.cuda.mem_get_info(device)[0] // 4
         self.pool = UNetPages(config, model.prepare().unet, weight, max(1, max_bytes // page_bytes))
-        self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
+        on_gpu = device.type == "cuda"
+        self._use_graphs = on_gpu if use_graphs is None else use_graphs
+        self._use_kernels = on_gpu if use_kernels is None else use_kernels
         self._solvers: dict[int, UNetSolver] = {}
         super().__init__(device, self.pool, config.output_size, max_streams, BEFORE, model.check_length)
 
@@ -89,7 +93,9 @@ class DeviceUNetFlow(PagedFlow):
         if streams not in self._solvers:
             chunk = self._config.unet.static_chunk_frames or 1
             longest = -(-self._config.noise_frames // chunk)
-            self._solvers[streams] = UNetSolver(self._model, self.pool, streams, longest, self._use_graphs)
+            self._solvers[streams] = UNetSolver(
+                self._model, self.pool, streams, longest, self._use_graphs, self._use_kernels
+            )
         return self._solvers[streams]
 
     def _chunk_sizes(self) -> tuple[int, int, int]:
@@ -113,8 +119,7 @@ class DeviceUNetFlow(PagedFlow):
                 slot, stream.speaker, stream.prompt_mel[stream.length : stream.length + solver.chunk]
             )
         solver.run(num_pages)
-        mels = solver.x.transpose(1, 2).contiguous()
-        self._note(works, [part.num_frames for part in chunks], mels, solver.fault)
+        self._note(works, [part.num_frames for part in chunks], solver.x.clone(), solver.fault)
 
     def _ids(self, work: Work, solver: UNetSolver) -> list[int]:
         stream = work.stream

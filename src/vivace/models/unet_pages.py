@@ -24,7 +24,7 @@ class UNetPages:
 
     Attributes:
         attention: keys and values of the estimator, ``[pages, steps, blocks, 2, branches, heads, frames, dim_head]``.
-        contexts: inputs of its convolutions, ``[pages, steps, branches, channels, 2]``.
+        contexts: inputs of its convolutions, ``[pages, steps, branches, 2, channels]``.
         tokens, frames: keys and values of the encoder before and behind the repetition, ``[pages, layers, 2, heads,
             chunk, dim_head]``.
         repeated: inputs of the convolution between them, ``[pages, C, 2 * ratio]``.
@@ -36,7 +36,7 @@ class UNetPages:
         count, ratio = num_pages + 1, config.token_mel_ratio
         steps, heads = config.num_steps, (unet.heads, chunk, unet.dim_head)
         self.attention = weight.new_zeros(count, steps, unet.num_blocks, 2, BRANCHES, *heads)
-        self.contexts = weight.new_zeros(count, steps, BRANCHES, unet.num_channels, CONTEXT)
+        self.contexts = weight.new_zeros(count, steps, BRANCHES, CONTEXT, unet.num_channels)
         sizes = (encoder.heads, chunk // ratio, encoder.head_dim)
         self.tokens = weight.new_zeros(count, encoder.num_blocks, 2, *sizes)
         sizes = (encoder.heads, chunk, encoder.head_dim)

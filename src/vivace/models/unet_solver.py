@@ -1,25 +1,27 @@
-"""One launch of CosyVoice 2's flow: a chunk of each of ``S`` streams, encoder and all Euler steps, as one graph.
+"""One launch of CosyVoice 2's flow: a chunk of each of ``S`` streams, encoder and all Euler steps, as two graphs.
 
 The host sends one packet (token ids, positions, page numbers); everything else happens on the device. Chunks are always
-computed whole: frames behind the last one of an utterance have no meaning and are masked. Page tables are padded to a
-power of two, one graph for each.
+computed whole: frames behind the last one of an utterance have no meaning and are masked. The encoder's page tables are
+padded to a power of two, one graph for each; the other graph is one Euler step, whatever the number of pages, and is
+replayed for every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeAttention, RelativeLayer, shift_to_keys
 from vivace.models.dit_stream import BRANCHES
 from vivace.models.flow import LOOKAHEAD_KERNEL
 from vivace.models.flow_unet import UNetFlow
+from vivace.models.unet_chunk import ChunkUNet
 from vivace.models.unet_pages import UNetPages
-from vivace.models.unet_stream import CONTEXT, Block, Conv, ConvBlockWeights, Level
 
 BEFORE = LOOKAHEAD_KERNEL - 1
 """Tokens that the look-ahead layer looks back on."""
@@ -63,13 +65,19 @@ class UNetSolver:
 
     Attributes:
         speakers: projected speaker embeddings ``[S, 80]``.
-        conditions: the prompt's mel in the chunk, zero elsewhere, ``[S, 80, chunk]``.
-        x: the mel after ``run``, float32 ``[S, 80, chunk]``.
+        conditions: the prompt's mel in the chunk, zero elsewhere, ``[S, chunk, 80]``.
+        x: the mel after ``run``, float32 ``[S, chunk, 80]``.
         fault: nonzero where values are not finite, ``[S]``.
     """
 
     def __init__(
-        self, model: UNetFlow, pages: UNetPages, streams: int, max_pages: int, use_graphs: bool
+        self,
+        model: UNetFlow,
+        pages: UNetPages,
+        streams: int,
+        max_pages: int,
+        use_graphs: bool,
+        use_kernels: bool,
     ) -> None:
         config, self._pages, self._prepared = model.config, pages, model.prepare()
         self._model, self._config, self._encoder = model, config, model.encoder
@@ -86,11 +94,19 @@ class UNetSolver:
         self._packet = torch.zeros(streams, width, dtype=torch.int64, device=device)
         self._sent: torch.cuda.Event | None = None
         self.speakers = weight.new_zeros(streams, mel)
-        self.conditions = weight.new_zeros(streams, mel, chunk)
-        self.x = weight.new_zeros(streams, mel, chunk, dtype=torch.float32)
+        self.conditions = weight.new_zeros(streams, chunk, mel)
+        self.x = weight.new_zeros(streams, chunk, mel, dtype=torch.float32)
+        # Both branches of each stream: with and without condition.
+        self._joined = weight.new_zeros(streams, BRANCHES, chunk, 4 * mel)
+        self._noise = self._prepared.noise.T.contiguous()
+        self._lengths = torch.tensor([dt for _, dt in self._prepared.grid], device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        table = HEADER + self.num_ids
+        self._unet = ChunkUNet(self._prepared.unet, pages, self._packet, self._step, table, use_kernels)
         self.fault = torch.zeros(streams, dtype=torch.int32, device=device)
         self._frames = torch.arange(chunk, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._euler_graph: torch.cuda.CUDAGraph | None = None
         self._has_mel: set[int] = set()
         self._pool: Any = None
         # Made before any graph: the tables of projected distances must not move afterwards.
@@ -126,60 +142,74 @@ class UNetSolver:
             self.conditions[slot].zero_()
             self._has_mel.remove(slot)
         if len(mel):
-            self.conditions[slot, :, : len(mel)] = mel.T
+            self.conditions[slot, : len(mel)] = mel
             self._has_mel.add(slot)
 
+    @torch.no_grad()
     def run(self, num_pages: int) -> None:
         """Solves what was sent; the mel is in ``x``."""
-        if not self._use_graphs:
-            self.solve(num_pages)
-            return
-        if num_pages not in self._graphs:
-            self.capture(num_pages)
-        self._graphs[num_pages].replay()
+        with full_float32(self.x.device):
+            if not self._use_graphs:
+                self._begin(num_pages)
+            else:
+                if num_pages not in self._graphs:
+                    self.capture(num_pages)
+                self._graphs[num_pages].replay()
+            for _ in self._prepared.grid:
+                if self._euler_graph is None:
+                    self._euler()
+                else:
+                    self._euler_graph.replay()
+        valid = self._frames < self._packet[:, 1:2]
+        self.fault.copy_(~(self.x.isfinite() | ~valid[..., None]).flatten(1).all(dim=1))
 
     def capture(self, num_pages: int) -> None:
-        """Makes the graph for tables of ``num_pages``; what was sent is solved on the way."""
+        """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.solve(num_pages)
+        with torch.cuda.stream(stream):  # what libraries and kernels set up at first use cannot be captured
+            self._begin(num_pages)
+            if self._euler_graph is None:
+                self._euler()
         torch.cuda.current_stream().wait_stream(stream)
+        self._graphs[num_pages] = self._captured(lambda: self._begin(num_pages))
+        if self._euler_graph is None:
+            self._euler_graph = self._captured(self._euler)
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:  # graphs of one solver never run side by side: they share their memory
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self.solve(num_pages)
-        self._graphs[num_pages] = graph
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
 
-    @torch.no_grad()
-    def solve(self, num_pages: int) -> None:
-        """The same, operation by operation."""
-        prepared, packet = self._prepared, self._packet
+    def _begin(self, num_pages: int) -> None:
+        """What the Euler steps begin with; the number of the step becomes 0."""
+        packet = self._packet
         start, count, here, before = packet[:, :HEADER].unbind(1)
         table = packet[:, HEADER + self.num_ids :][:, :num_pages].flatten()
         mu = self._encode(start, count, here, before, table)
-        keys = torch.arange(num_pages * self.chunk, device=table.device)
-        mask = (keys < (start + count)[:, None])[:, None, None]
-        view = _View(here, table, mask.repeat_interleave(BRANCHES, dim=0), start)
-        places = (start[:, None] + self._frames).clamp_(max=self._config.noise_frames - 1)
-        self.x.copy_(prepared.noise.T[places].transpose(1, 2))
-        speakers = self.speakers[..., None].expand(-1, -1, self.chunk)
-        joined = torch.cat((mu, speakers, self.conditions), dim=1)
-        condition = torch.stack((joined, torch.zeros_like(joined)), dim=1)
-        guidance = self._config.guidance_scale
-        for step, (_, dt) in enumerate(prepared.grid):
-            velocity = self._velocity(condition, step, view, before).float()
-            with_condition, without = velocity.view(self.streams, BRANCHES, *velocity.shape[1:]).unbind(1)
-            self.x.add_((1.0 + guidance) * with_condition - guidance * without, alpha=dt)
-        valid = self._frames < count[:, None]
-        bad = ~(self.x.isfinite() | ~valid[:, None]).flatten(1).all(dim=1)
-        self.fault.copy_(bad)
+        places = (start[:, None] + self._frames).clamp(max=self._config.noise_frames - 1)
+        self.x.copy_(self._noise[places])
+        speakers = self.speakers[:, None].expand(-1, self.chunk, -1)
+        condition = torch.cat((mu, speakers, self.conditions), dim=2)
+        self._joined[:, 0, :, self.x.shape[2] :] = condition
+        self._step.zero_()
+
+    def _euler(self) -> None:
+        """One step of the solver with guidance."""
+        guidance, mel = self._config.guidance_scale, self.x.shape[2]
+        self._joined[..., :mel] = self.x[:, None]
+        velocity = self._unet.velocity(self._joined.flatten(0, 1)).float()
+        with_condition, without = velocity.view(self.streams, BRANCHES, *self.x.shape[1:]).unbind(1)
+        self.x.add_(self._lengths[self._step] * ((1.0 + guidance) * with_condition - guidance * without))
+        self._step.add_(1)
 
     # -- the token encoder ---------------------------------------------------------------------------------------
 
     def _encode(self, start: Tensor, count: Tensor, here: Tensor, before: Tensor, table: Tensor) -> Tensor:
-        """``mu [S, 80, chunk]``; stores the chunk's part in its pages."""
+        """``mu [S, chunk, 80]``; stores the chunk's part in its pages."""
         encoder, pages, ratio = self._encoder, self._pages, self._config.token_mel_ratio
         ids = self._packet[:, HEADER : HEADER + self.num_ids]
         there = (ids >= 0)[..., None]
@@ -201,7 +231,7 @@ class UNetSolver:
         view = self._view(start, count, here, table, self.chunk)
         for index, layer in enumerate(encoder.up_encoders):
             hidden = self._relative(layer, hidden, pages.frames[:, index], view)
-        mu: Tensor = self._model.encoder_proj(encoder.after_norm(hidden)).transpose(1, 2)
+        mu: Tensor = self._model.encoder_proj(encoder.after_norm(hidden))
         return mu
 
     def _view(self, start: Tensor, count: Tensor, here: Tensor, table: Tensor, chunk: int) -> _View:
@@ -235,75 +265,8 @@ class UNetSolver:
         scale: float = attention.dim_head**-0.5
         return shift_to_keys(scores, num_keys) * scale
 
-    # -- the estimator -------------------------------------------------------------------------------------------
-
-    def _velocity(self, condition: Tensor, step: int, view: _View, before: Tensor) -> Tensor:
-        """Velocity of both branches, ``[S * 2, 80, chunk]``."""
-        unet, pages = self._prepared.unet, self._pages
-        x = self.x.to(condition.dtype)[:, None].expand(-1, BRANCHES, -1, -1)
-        hidden = torch.cat((x, condition), dim=2).flatten(0, 1)
-        past = pages.contexts[:, step].index_select(0, before).flatten(0, 1)
-        future = torch.empty_like(past)
-        blocks = iter(range(unet.num_blocks))
-        skip, hidden = self._level(unet.down, hidden, step, past, future, blocks, view)
-        for level in unet.middle:
-            _, hidden = self._level(level, hidden, step, past, future, blocks, view)
-        hidden = torch.cat((hidden, skip), dim=1)
-        _, hidden = self._level(unet.up, hidden, step, past, future, blocks, view)
-        hidden = _conv_block(unet.final, hidden, past, future)
-        pages.contexts[:, step].index_copy_(
-            0, view.here, future.view(self.streams, BRANCHES, *future.shape[1:])
-        )
-        return F.conv1d(hidden, *unet.proj)
-
-    def _level(
-        self,
-        level: Level,
-        x: Tensor,
-        step: int,
-        past: Tensor,
-        future: Tensor,
-        blocks: Iterator[int],
-        view: _View,
-    ) -> tuple[Tensor, Tensor]:
-        hidden = _conv_block(level.first, x, past, future) + level.shifts[step]
-        hidden = _conv_block(level.second, hidden, past, future) + F.conv1d(x, *level.residual)
-        hidden = hidden.transpose(1, 2)
-        for block in level.blocks:
-            hidden = self._attend(block, hidden, self._pages.attention[:, step, next(blocks)], view)
-        hidden = hidden.transpose(1, 2)
-        return hidden, hidden if level.after is None else _convolve(level.after, hidden, past, future)
-
-    def _attend(self, block: Block, hidden: Tensor, cache: Tensor, view: _View) -> Tensor:
-        """One attention block; ``cache [pages, 2, branches, heads, chunk, dim_head]``."""
-        unet, size, rows = self._prepared.unet, hidden.shape[2:], hidden.shape[0]
-        normed = F.layer_norm(hidden, size, *block.norm1, block.eps)
-        qkv = F.linear(normed, block.qkv).view(rows, self.chunk, 3, unet.heads, unet.dim_head)
-        query, *rest = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        own = torch.stack(rest, dim=1)
-        own = own.view(self.streams, BRANCHES, *own.shape[1:]).transpose(1, 2)
-        cache.index_copy_(0, view.here, own)
-        keys, values = _gather(cache, view.table, self.streams).unbind(1)
-        mixed = F.scaled_dot_product_attention(
-            query, keys.flatten(0, 1), values.flatten(0, 1), attn_mask=view.mask
-        )
-        hidden = hidden + F.linear(mixed.transpose(1, 2).flatten(2), *block.out)
-        normed = F.layer_norm(hidden, size, *block.norm3, block.eps)
-        return hidden + F.linear(F.gelu(F.linear(normed, *block.ff_in)), *block.ff_out)
-
 
 def _gather(cache: Tensor, table: Tensor, streams: int) -> Tensor:
     """Pages one behind the other: ``[pages, …, chunk, dim] → [S, …, P * chunk, dim]``."""
     pages = cache.index_select(0, table)
     return pages.view(streams, -1, *pages.shape[1:]).movedim(1, -3).flatten(-3, -2)
-
-
-def _convolve(conv: Conv, x: Tensor, past: Tensor, future: Tensor) -> Tensor:
-    joined = torch.cat((past[:, conv.start : conv.stop], x), dim=2)
-    future[:, conv.start : conv.stop] = joined[..., -CONTEXT:]
-    return F.conv1d(joined, *conv.weights)
-
-
-def _conv_block(block: ConvBlockWeights, x: Tensor, past: Tensor, future: Tensor) -> Tensor:
-    y = _convolve(block.conv, x, past, future).transpose(1, 2)
-    return F.mish(F.layer_norm(y, y.shape[2:], *block.norm, block.eps)).transpose(1, 2)

@@ -1,0 +1,137 @@
+"""The causal U-Net for a chunk of each of many streams, channels last, in few kernels; what it keeps lies in pages.
+
+``PreparedUNet.velocity`` is the definition for one stream. Number of the Euler step, pages and lengths are read on the
+device, so that one CUDA graph serves every step and any number of pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vivace.kernels.chunk_reference import PlainChunkOps
+from vivace.kernels.unet_reference import Norm
+from vivace.models.unet_pages import UNetPages
+from vivace.models.unet_stream import Block, Conv, ConvBlockWeights, Level, PreparedUNet, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Conv:
+    """``weight [out, in, 1, 3]``, channels last; ``first``: where its inputs lie among those that are kept."""
+
+    weight: Tensor
+    bias: Tensor
+    first: int
+
+    @classmethod
+    def of(cls, conv: Conv) -> _Conv:
+        weight = conv.weights[0][:, :, None].contiguous(memory_format=torch.channels_last)
+        return cls(weight, conv.weights[1], conv.start)
+
+
+@dataclass(frozen=True, slots=True)
+class _ConvBlock:
+    conv: _Conv
+    norm: Norm
+
+    @classmethod
+    def of(cls, block: ConvBlockWeights) -> _ConvBlock:
+        return cls(_Conv.of(block.conv), (*block.norm, block.eps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """See ``unet_stream.Level``; ``shifts [steps, channels]``; ``blocks`` with the numbers of their attentions."""
+
+    first: _ConvBlock
+    second: _ConvBlock
+    residual: Weights
+    shifts: Tensor
+    blocks: list[tuple[int, Block]]
+    after: _Conv | None
+
+    @classmethod
+    def of(cls, level: Level, number: int) -> _Level:
+        weight, bias = level.residual
+        return cls(
+            first=_ConvBlock.of(level.first),
+            second=_ConvBlock.of(level.second),
+            residual=(weight.squeeze(2), bias),
+            shifts=torch.stack([shift.squeeze(1) for shift in level.shifts]),
+            blocks=list(enumerate(level.blocks, number)),
+            after=None if level.after is None else _Conv.of(level.after),
+        )
+
+
+class ChunkUNet:
+    """See the module's docstring.
+
+    Args:
+        unet: whose weights are used.
+        packet, step, table: see ``PlainChunkOps``; tensors that keep their place.
+        use_kernels: Triton, or the plain versions.
+    """
+
+    def __init__(
+        self,
+        unet: PreparedUNet,
+        pages: UNetPages,
+        packet: Tensor,
+        step: Tensor,
+        table: int,
+        use_kernels: bool,
+    ) -> None:
+        self._pages = pages
+        self._ops = _ops(use_kernels)(packet, step, table)
+        self._levels, number = [], 0
+        for level in (unet.down, *unet.middle, unet.up):
+            self._levels.append(_Level.of(level, number))
+            number += len(level.blocks)
+        self._final = _ConvBlock.of(unet.final)
+        self._proj = unet.proj[0].squeeze(2), unet.proj[1]
+
+    def velocity(self, x: Tensor) -> Tensor:
+        """Velocity of both branches ``[S * 2, chunk, 80]`` of mel, mu, speaker and condition side by side."""
+        down, *middle, up = self._levels
+        skip = x = self._run(down, x)
+        x = self._after(down, x)
+        for level in middle:
+            x = self._run(level, x)
+        x = self._run(up, torch.cat((x, skip), dim=2))
+        y = self._convolve(self._final.conv, self._after(up, x))
+        return F.linear(self._ops.layer_norm_mish(y, self._final.conv.bias, self._final.norm), *self._proj)
+
+    def _run(self, level: _Level, x: Tensor) -> Tensor:
+        ops, first, second = self._ops, level.first, level.second
+        y = self._convolve(first.conv, x)
+        y = ops.layer_norm_mish(y, first.conv.bias, first.norm, shift=level.shifts)
+        y, residual = self._convolve(second.conv, y), F.linear(x, *level.residual)
+        x = ops.layer_norm_mish(y, second.conv.bias, second.norm, residual=residual)
+        delta = None
+        for number, block in level.blocks:
+            y = ops.add_layer_norm(x, delta, (*block.norm1, block.eps))
+            mixed = ops.attend_pages(F.linear(y, block.qkv), self._pages.attention, number)
+            y = ops.add_layer_norm(x, F.linear(mixed, *block.out), (*block.norm3, block.eps))
+            delta = F.linear(F.gelu(F.linear(y, *block.ff_in)), *block.ff_out)
+        return x if delta is None else x + delta
+
+    def _after(self, level: _Level, x: Tensor) -> Tensor:
+        conv = level.after
+        return x if conv is None else self._convolve(conv, x) + conv.bias
+
+    def _convolve(self, conv: _Conv, x: Tensor) -> Tensor:
+        """Without the bias."""
+        joined = self._ops.join_context(x, self._pages.contexts, conv.first)
+        y = F.conv2d(joined[:, None].permute(0, 3, 1, 2), conv.weight)
+        return y.permute(0, 2, 3, 1).squeeze(1).contiguous()
+
+
+def _ops(use_kernels: bool) -> type[PlainChunkOps]:
+    if not use_kernels:
+        return PlainChunkOps
+    from vivace.kernels.chunk_launch import KernelChunkOps
+
+    return KernelChunkOps
