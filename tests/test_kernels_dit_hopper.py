@@ -26,7 +26,7 @@ CONFIG = FlowConfig(
 def kernels():
     from vivace.kernels.dit_hopper import HopperKernels
 
-    return HopperKernels(use_resident=True)
+    return HopperKernels()
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,8 @@ def test_attention(kernels, model, streams, frames, pages):
     assert all(torch.equal(slab, old) for slab, old in zip(slabs, before, strict=True))
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @torch.no_grad()
-def test_stream(kernels, model, resident, monkeypatch):
-    if resident and not kernels.has_resident:
-        pytest.skip("the resident kernel does not fit")
-    if not resident:
-        monkeypatch.setattr(kernels, "has_resident", False)
+def test_stream(kernels, model):
     tokens = [(7 * index) % 100 for index in range(110)]
     flow = DeviceFlow(model, kernels=kernels)
     exact = FlowModel(dataclasses.replace(CONFIG)).eval().cuda()

@@ -1,4 +1,4 @@
-"""Faster kernels of the DiT's blocks for Hopper GPUs, in CUDA C++: attention, and all blocks of a step in one launch.
+"""Faster kernels of the DiT's blocks for Hopper GPUs, in CUDA C++, for the chunk of one stream.
 
 They serve the sizes of CosyVoice 3 in bfloat16, with all groups at one Euler step; everything else goes to ``dit``.
 """
@@ -8,170 +8,127 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vivace.kernels import dit
 from vivace.kernels.cuda import CudaFunction, CudaModule
-from vivace.kernels.cuda_driver import call, current_context, launch_config
 from vivace.kernels.dit_reference import Added, Folded, Normed, Rows
 
-_DIM, _WIDTH, _INNER = 1024, 64, 2048
-_ROWS, _DEPTH, _THREADS = 104, 256, 256
-_ALIGNMENT, _BLOCK_OF_KEYS = 1024, 64 * _WIDTH * 2
-_SHARES = 4
-_ATTENTION_BYTES = _ALIGNMENT + 7 * _BLOCK_OF_KEYS + 64 * (_WIDTH + 8) * 4
-"""Queries, three blocks of keys and values, what the cluster exchanges."""
+_CHUNK, _HEADS, _DIM, _WIDTH, _INNER = 50, 16, 1024, 64, 2048
+_THREADS, _TILES = 256, 64
+_SHARED_BYTES = {
+    "qkv": 48 * (2 * _DIM + 64),
+    "ff_in": 32 * (2 * _DIM + 64),
+    "add_attention": 16 * (2 * _DIM + 64),
+    "add_ff": 16 * (2 * _INNER + 64),
+    "attention": 31 * 4096,
+}
+"""Weights of a tile of channels; tiles of 16 keys and values."""
 
-_MOST_PAGES = 304
-_RESIDENT_BLOCKS, _RESIDENT_CLUSTER, _PHASES, _RESIDENT_TILES = 120, 4, 5, 26
-_RESIDENT_BYTES = _ALIGNMENT + (_ROWS + 104 + 3 * 40) * _DEPTH * 2 + 7 * _BLOCK_OF_KEYS
-"""Rows, weights of all phases, queries, three blocks of keys and values."""
+_ATTENTION_TILE = 16
 
 
 def serves(dim: int, heads: int, dim_head: int, inner: int, chunk: int, dtype: torch.dtype) -> bool:
     """Whether the kernels fit these sizes: channels of the model, of a head, of the feed-forward; frames of a chunk."""
-    sizes = (dim, heads * dim_head, dim_head, inner) == (_DIM, _DIM, _WIDTH, _INNER)
-    return sizes and chunk <= 64 and dtype == torch.bfloat16
-
-
-class Resident(NamedTuple):
-    """What ``HopperKernels.run_blocks`` keeps between launches.
-
-    Attributes:
-        layers: addresses of the blocks' weights, int64 ``[depth, 12]``.
-        done: counters of each Euler step, zeroed before the first of them, int32 ``[steps, depth * 5]``.
-    """
-
-    layers: Tensor
-    done: Tensor
+    sizes = (dim, heads, dim_head, inner, chunk) == (_DIM, _HEADS, _WIDTH, _INNER, _CHUNK)
+    return sizes and dtype == torch.bfloat16
 
 
 class _Arguments(ctypes.Structure):
-    """``Arguments`` of ``dit_resident.cu``."""
+    """``Arguments`` of ``dit_hopper.cu``."""
 
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ("layers", "scaled", "sums", "hidden", "query", "mixed", "inner")
+            for name in ("rows", "weight", "sums", "folded", "bias", "gate", "scale", "hidden", "out_sums")
         ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("arena", "starts", "counts", "steps", "here", "table", "rope", "done")
-        ),
-        *((name, ctypes.c_longlong) for name in ("layer_size", "step_stride")),
-        *((name, ctypes.c_int) for name in ("num_layers", "rows", "padded", "first_tiles", "num_steps")),
-        *((name, ctypes.c_int) for name in ("positions", "chunk", "table_stride")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("out", "arena", "starts", "counts", "steps", "here", "rope")),
+        *((name, ctypes.c_longlong) for name in ("layer_offset", "step_stride")),
+        *((name, ctypes.c_int) for name in ("padded", "steps_size", "positions")),
     )
 
 
 class HopperKernels:
     """Looks like the module ``dit``.
 
-    Args:
-        use_resident: all blocks of a step in one launch, where they fit.
-
     Raises:
         KernelUnavailableError: they cannot be compiled or loaded here.
     """
 
-    def __init__(self, device: int | None = None, *, use_resident: bool = False) -> None:
-        folder = files("vivace.kernels")
-        source = "".join(
-            (folder / name).read_text(encoding="utf-8") for name in ("dit_hopper.cu", "dit_resident.cu")
-        )
-        module = CudaModule(source, name="dit_hopper", device=device)
-        self._attention: CudaFunction = module.function("attention")
-        self._attention.set_shared_bytes(_ATTENTION_BYTES)
-        self._blocks: CudaFunction = module.function("blocks")
-        self._blocks.set_shared_bytes(_RESIDENT_BYTES)
-        self.has_resident = use_resident and self._all_fit()
+    def __init__(self, device: int | None = None, *, options: Sequence[str] = ()) -> None:
+        source = (files("vivace.kernels") / "dit_hopper.cu").read_text(encoding="utf-8")
+        module = CudaModule(source, options=options, name="dit_hopper", device=device)
+        self._functions: dict[str, CudaFunction] = {}
+        for name, size in _SHARED_BYTES.items():
+            self._functions[name] = module.function(name)
+            self._functions[name].set_shared_bytes(size)
         self.embed_input, self.convolve, self.convolve_add = dit.embed_input, dit.convolve, dit.convolve_add
-        self.qkv, self.add_projection, self.ff_in = dit.qkv, dit.add_projection, dit.ff_in
         self.advance, self.default_options = dit.advance, dit.default_options
+
+    def qkv(
+        self,
+        rows: Rows,
+        x: Normed,
+        projection: Folded,
+        rope: Tensor,
+        query: Tensor,
+        heads: int,
+        layer_offset: int,
+        **_: Any,
+    ) -> None:
+        """See ``dit_reference.qkv``."""
+        assert heads == _HEADS
+        arguments = _folded(rows, x, projection, query)
+        arguments.starts, arguments.counts = rows.starts.data_ptr(), rows.counts.data_ptr()
+        arguments.here, arguments.arena = rows.here.data_ptr(), rows.arena.data_ptr()
+        arguments.rope, arguments.positions = rope.data_ptr(), rope.shape[1]
+        arguments.layer_offset, arguments.step_stride = layer_offset, rows.step_stride
+        self._launch("qkv", (_TILES, rows.groups), arguments)
 
     def attention(
         self, rows: Rows, query: Tensor, mixed: Tensor, heads: int, layer_offset: int, **_: Any
     ) -> None:
         """See ``dit_reference.attention``."""
-        assert rows.table.shape[1] <= _MOST_PAGES
-        self._attention.launch(
-            (rows.groups * heads * _SHARES,), (128,),
-            [
-                query, mixed, rows.arena, rows.starts, rows.counts, rows.steps, rows.table,
-                ctypes.c_longlong(layer_offset), ctypes.c_longlong(rows.step_stride),
-                ctypes.c_int(rows.table.stride(0)), ctypes.c_int(rows.chunk), ctypes.c_int(heads),
-                ctypes.c_float(dit.LOG2_E / _WIDTH**0.5),
-            ],
-            _ATTENTION_BYTES, cluster=(_SHARES,), overlap=True,
+        assert rows.uniform
+        assert heads == _HEADS
+        blocks = rows.groups * heads * -(-_CHUNK // _ATTENTION_TILE)
+        self._launch(
+            "attention", (blocks,), query, mixed, rows.arena, rows.starts, rows.counts, rows.steps, rows.table,
+            ctypes.c_longlong(layer_offset), ctypes.c_longlong(rows.step_stride), ctypes.c_int(rows.table.stride(0)),
+            ctypes.c_float(dit.LOG2_E / _WIDTH**0.5),
         )  # fmt: skip
 
-    def resident(self, blocks: Sequence[tuple[Folded, Added, Folded, Added]], steps: int) -> Resident | None:
-        """For ``run_blocks``: the weights of the blocks (attention in and out, feed-forward in and out).
+    def add_projection(
+        self, rows: Rows, a: Tensor, projection: Added, hidden: Tensor, out: Normed, **_: Any
+    ) -> None:
+        """See ``dit_reference.add_projection``. ``out.tiles`` must be 64."""
+        assert rows.uniform
+        assert out.tiles == _TILES
+        arguments = _Arguments(rows=a.data_ptr(), weight=projection.weight.data_ptr())
+        arguments.bias, arguments.gate = projection.bias.data_ptr(), projection.gate.data_ptr()
+        arguments.scale, arguments.hidden = projection.scale.data_ptr(), hidden.data_ptr()
+        arguments.out, arguments.out_sums = out.scaled.data_ptr(), out.sums.data_ptr()
+        arguments.padded, arguments.steps = out.scaled.shape[0], rows.steps.data_ptr()
+        name = "add_attention" if projection.weight.shape[1] == _DIM else "add_ff"
+        self._launch(name, (_TILES, rows.groups), arguments)
 
-        None where the thread blocks of the resident kernel do not run all at once: they would wait for ever.
-        """
-        if not self.has_resident:
-            return None
-        rows = [
-            (
-                qkv.weight, qkv.folded, out.weight, out.bias, out.gate, out.scale,
-                ff_in.weight, ff_in.folded, ff_out.weight, ff_out.bias, ff_out.gate, ff_out.scale,
-            )
-            for qkv, out, ff_in, ff_out in blocks
-        ]  # fmt: skip
-        device = rows[0][0].device
-        layers = torch.tensor([[tensor.data_ptr() for tensor in row] for row in rows], device=device)
-        return Resident(layers, torch.zeros(steps, _PHASES * len(rows), dtype=torch.int32, device=device))
+    def ff_in(self, rows: Rows, x: Normed, projection: Folded, out: Tensor, **_: Any) -> None:
+        """See ``dit_reference.ff_in``."""
+        self._launch("ff_in", (_TILES, rows.groups), _folded(rows, x, projection, out))
 
-    def run_blocks(
-        self,
-        rows: Rows,
-        resident: Resident,
-        step: int,
-        x: Normed,
-        hidden: Tensor,
-        rope: Tensor,
-        buffers: tuple[Tensor, Tensor, Tensor],
-        layer_size: int,
-    ) -> Normed | None:
-        """All blocks of one Euler step in one launch; None if the rows are too many for it.
+    def _launch(self, name: str, grid: tuple[int, ...], *arguments: Any) -> None:
+        self._functions[name].launch(grid, (_THREADS,), arguments, _SHARED_BYTES[name], overlap=True)
 
-        Args:
-            step: which counters to use.
-            x: norm of the first block. What is returned is that of the last.
-            buffers: queries, mixed values and inner values of the feed-forward.
-            layer_size: elements from one layer's keys to the next layer's.
-        """
-        if rows.num_rows > _ROWS or rows.table.shape[1] > _MOST_PAGES:
-            return None
-        tensors = (
-            resident.layers, x.scaled, x.sums, hidden, *buffers, rows.arena, rows.starts, rows.counts, rows.steps,
-            rows.here, rows.table, rope, resident.done[step],
-        )  # fmt: skip
-        numbers = (
-            layer_size, rows.step_stride, len(resident.layers), rows.num_rows, x.scaled.shape[0], x.tiles,
-            resident.done.shape[0], rope.shape[1], rows.chunk, rows.table.stride(0),
-        )  # fmt: skip
-        arguments = _Arguments(*(tensor.data_ptr() for tensor in tensors), *numbers, dit.LOG2_E / _WIDTH**0.5)
-        self._blocks.launch(
-            (_RESIDENT_BLOCKS,), (_THREADS,), [arguments], _RESIDENT_BYTES,
-            cluster=(_RESIDENT_CLUSTER,), overlap=True,
-        )  # fmt: skip
-        return x._replace(tiles=_RESIDENT_TILES)
 
-    def _all_fit(self) -> bool:
-        """Whether all thread blocks of the resident kernel run at once."""
-        clusters, size = ctypes.c_int(), _RESIDENT_CLUSTER
-        config = launch_config((_RESIDENT_BLOCKS,), (_THREADS,), _RESIDENT_BYTES, 0, cluster=(size,))
-        with current_context(self._blocks.device):
-            call(
-                "cuOccupancyMaxActiveClusters",
-                ctypes.byref(clusters),
-                self._blocks._handle,
-                ctypes.byref(config),
-            )
-        return size * clusters.value >= _RESIDENT_BLOCKS
+def _folded(rows: Rows, x: Normed, projection: Folded, out: Tensor) -> _Arguments:
+    assert rows.uniform
+    assert rows.chunk == _CHUNK
+    assert x.tiles == _TILES
+    arguments = _Arguments(rows=x.scaled.data_ptr(), weight=projection.weight.data_ptr(), out=out.data_ptr())
+    arguments.sums, arguments.padded = x.sums.data_ptr(), x.scaled.shape[0]
+    arguments.folded, arguments.steps_size = projection.folded.data_ptr(), projection.folded[0].numel()
+    arguments.steps = rows.steps.data_ptr()
+    return arguments

@@ -146,9 +146,6 @@ class Solver:
         self._inner = half(rows, dim * dit.ff_mult)
         self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
         self._frames = torch.arange(chunk, device=device)
-        make: Any = getattr(kernels, "resident", None)
-        blocks = [(block.qkv, block.out, block.ff_in, block.ff_out) for block in weights.blocks]
-        self._resident: Any = None if make is None else make(blocks, config.num_steps)
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """Puts what the chunks are on its way to the device."""
@@ -220,8 +217,6 @@ class Solver:
         """Tokens to condition, noise to ``x``."""
         weights, packet, config = self._weights, self._packet, self._config
         self.fault.zero_()
-        if self._resident is not None:
-            self._resident.done.zero_()
         positions = (packet.starts[: self._streams, None] + self._frames).clamp_(max=config.noise_frames - 1)
         self.x.copy_(weights.noise[positions])
         nothing = weights.tokens.embedding.shape[0] - 1
@@ -264,10 +259,7 @@ class Solver:
             "convolve_add", rows, self._second, weights.positions[1], self._first, weights.blocks[0].norm.scale,
             self._hidden, normed,
         )  # fmt: skip
-        done = self._run_resident(rows, step, normed)
-        if done is not None:
-            normed = done
-        for index, block in enumerate(weights.blocks if done is None else ()):
+        for index, block in enumerate(weights.blocks):
             layer = index * self._layout.layer
             call("qkv", rows, normed, block.qkv, weights.rope, self._query, heads, layer)
             call("attention", rows, self._query, self._mixed, heads, layer)
@@ -280,17 +272,6 @@ class Solver:
             self._config.guidance_scale, weights.dt, self._shared, is_shared, step == 0 and not is_shared
         )
         call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
-
-    def _run_resident(self, rows: Rows, step: int, normed: Normed) -> Normed | None:
-        """All blocks in one launch, where the kernels can do that; None if not."""
-        if self._resident is None:
-            return None
-        buffers = self._query, self._mixed, self._inner
-        kernels: Any = self._kernels
-        done: Normed | None = kernels.run_blocks(
-            rows, self._resident, step, normed, self._hidden, self._weights.rope, buffers, self._layout.layer
-        )
-        return done
 
     def _call(self, name: str, *args: object) -> None:
         kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
