@@ -1,4 +1,4 @@
-"""Decoding one row of the speech LM in one resident kernel, several tokens per launch (``lm_persistent.cu``).
+"""Decoding one row of the speech LM in one resident kernel, several tokens per launch (``lm_persistent*.cu``).
 
 The plain version is ``models.speech_lm.SpeechLM`` with the sampler's rule. Weights are packed anew, in the order in
 which each block of the kernel reads them.
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
 PAGE_TOKENS = 32
 HEAD_DIM = 64
 SPLITS = 8
-"""Parts into which the past is divided, each with a block of its own per head."""
+"""Most parts into which the past is divided, each with a block of its own per head."""
 
 MOST_TOP_K = 64
 MOST_PAGES = 512
-_PART_WORDS = 64
 _BIAS_BYTES = 32
+_OWN_PAIRS = 4
+SOURCES = (
+    "lm_persistent_device.cu",
+    "lm_persistent.cu",
+    "lm_persistent_attention.cu",
+    "lm_persistent_sampling.cu",
+    "lm_persistent_layer.cu",
+    "lm_persistent_decode.cu",
+)
+"""Files of the kernel, in the order in which they are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,11 @@ class Shape:
     eps: float
 
     @property
+    def threads(self) -> int:
+        """Of a block: one for two numbers of the hidden state, and two warps beside them."""
+        return self.hidden // 2 + 64
+
+    @property
     def qkv_pairs(self) -> int:
         """Rows of queries, keys and values in pairs that rotate together."""
         return (self.heads + 2 * self.kv_heads) * HEAD_DIM // 2
@@ -55,20 +69,28 @@ class Shape:
         """Pairs of rows of the head; the last may be half empty."""
         return (self.vocab + 1) // 2
 
-    @property
-    def num_words(self) -> int:
+    def most_units(self, grid: int) -> int:
+        """Most inner numbers of the MLP that one of ``grid`` blocks has."""
+        return _most(self.intermediate, grid)
+
+    def down_columns(self, grid: int) -> int:
+        """Columns of the down product that every block reads."""
+        return _filled_units(self.intermediate, grid)
+
+    def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
-        parts = SPLITS * self.heads * _PART_WORDS
-        shared = 2 * self.hidden + 2 * self.qkv_pairs + parts + self.intermediate // 2
-        return shared + 2 * self.vocab_pairs + 2
+        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
+        return self.hidden + self.qkv_pairs + parts + grid * grid * _OWN_PAIRS + 2 * self.vocab_pairs + 2
 
     def problem(self, grid: int) -> str | None:
         """Why the kernel cannot serve this model with so many blocks; None where it can."""
-        if self.hidden % 128 or self.intermediate % 256 or self.heads * HEAD_DIM != self.hidden:
+        if self.hidden % 128 or self.heads * HEAD_DIM != self.hidden:
             return "the model's widths are no multiples of what the kernel works on"
-        if self.hidden > 1024 or self.heads % self.kv_heads:
+        if self.hidden > 896 or self.heads % self.kv_heads:
             return "the model is wider than one block's threads"
-        if self.hidden // grid < 1 or -(-self.hidden // grid) > 8 or -(-self.intermediate // 2 // grid) > 32:
+        if self.hidden // 2 < grid or -(-self.hidden // 2 // grid) > _OWN_PAIRS or self.intermediate < grid:
+            return f"{grid} multiprocessors cannot share the model's rows"
+        if 2 * max(self.most_units(grid), -(-self.vocab_pairs // grid)) > min(80, self.hidden // 2):
             return f"{grid} multiprocessors cannot share the model's rows"
         if -(-self.qkv_pairs // grid) > 8 or grid <= self.heads * SPLITS:
             return f"{grid} multiprocessors are too few for the model's heads"
@@ -77,9 +99,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How the kernel is built. ``threads`` do arithmetic; 32 more copy weights."""
+    """The ring of weights in shared memory: ``stages`` chunks of ``chunk_bytes``."""
 
-    threads: int = 480
     stages: int = 24
     chunk_bytes: int = 8192
 
@@ -93,6 +114,16 @@ def share(count: int, block: int, grid: int) -> slice:
     return slice(block * count // grid, (block + 1) * count // grid)
 
 
+def _most(count: int, grid: int) -> int:
+    """The largest share of ``count`` things."""
+    return -(-count // grid)
+
+
+def _filled_units(units: int, grid: int) -> int:
+    """The largest share of inner numbers, filled up to whole eights."""
+    return 8 * _most(_most(units, grid), 8)
+
+
 def blocked(rows: Tensor) -> Tensor:
     """Rows ``[n, width]`` in the order in which a warp reads them: 32 columns of every row, then the next 32."""
     return rows.reshape(rows.shape[0], -1, 32).transpose(0, 1).reshape(-1)
@@ -102,6 +133,16 @@ def rotated_pairs(rows: Tensor) -> Tensor:
     """Rows of queries, keys or values ``[heads * HEAD_DIM, …]`` in pairs that rotate together, ``[pairs, 2, …]``."""
     halves = rows.reshape(-1, 2, HEAD_DIM // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(-1, 2, *rows.shape[1:])
+
+
+def down_tiles(columns: Tensor) -> Tensor:
+    """Columns ``[hidden, 8 n]`` of the down product in the order in which lanes read them.
+
+    Tiles of 16 rows, first the even ones of 16 neighbours, then the odd ones; in a tile 8 columns of every row, then
+    the next 8.
+    """
+    tiles = columns.reshape(columns.shape[0] // 16, 8, 2, -1, 8)  # [tile, pair, odd, eight, column]
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def pack_layer(
@@ -119,7 +160,7 @@ def pack_layer(
         before,
         rotated_pairs(bias),
         rotated_pairs(qkv),
-        out,
+        rotated_pairs(out.T).reshape(out.shape[1], -1).T.contiguous(),
         between,
         torch.stack((gate, up), dim=1),
         down,
@@ -128,7 +169,10 @@ def pack_layer(
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One layer: norms, pairs of biases, pairs of rows of ``qkv`` and ``gate_up``, rows of ``out`` and ``down``."""
+    """One layer: norms, pairs of biases, pairs of rows of ``qkv`` and ``gate_up``, ``out``, ``down``.
+
+    Columns of ``out`` stand in pairs whose queries are rotated together.
+    """
 
     before: Tensor
     bias: Tensor
@@ -140,18 +184,20 @@ class Packed:
 
     def stream(self, block: int, grid: int) -> list[Tensor]:
         """What ``block`` reads, in order."""
-        rows = share(self.out.shape[0], block, grid)
-        units = share(self.gate_up.shape[0] // 2, block, grid)
+        own = share(self.out.shape[0] // 2, block, grid)
+        units = share(self.gate_up.shape[0], block, grid)
         pairs = share(self.qkv.shape[0], block, grid)
         bias = self.bias[pairs].reshape(-1)
+        down = self.down[:, units]
+        missing = _filled_units(self.gate_up.shape[0], grid) - down.shape[1]
         return [
             self.before,
             torch.cat((bias, bias.new_zeros(_BIAS_BYTES // 2 - len(bias)))),
             blocked(self.qkv[pairs].flatten(0, 1)),
-            blocked(self.out[rows]),
+            blocked(self.out[2 * own.start : 2 * own.stop]),
             self.between,
-            blocked(self.gate_up[2 * units.start : 2 * units.stop].flatten(0, 1)),
-            blocked(self.down[rows]),
+            blocked(self.gate_up[units].flatten(0, 1)),
+            down_tiles(torch.nn.functional.pad(down, (0, missing))),
         ]
 
 
@@ -179,6 +225,37 @@ def pack(layers: Sequence[Packed], last: Tensor, head: Tensor, grid: int, chunk_
     return packed
 
 
+def compile_options(shape: Shape, tuning: Tuning, grid: int) -> list[str]:
+    """Sizes, as the kernel's source takes them."""
+    values = {
+        "HIDDEN": shape.hidden,
+        "INTER": shape.intermediate,
+        "LAYERS": shape.layers,
+        "HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "VOCAB": shape.vocab,
+        "VOCAB_PAIRS": shape.vocab_pairs,
+        "SPEECH": shape.speech,
+        "EPS": f"{shape.eps!r}f",
+        "PAGE": PAGE_TOKENS,
+        "MAX_PAGES": MOST_PAGES,
+        "GRID": grid,
+        "STAGES": tuning.stages,
+        "CHUNK": tuning.chunk_bytes,
+        "SPLITS": SPLITS,
+    }
+    return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def shared_bytes(shape: Shape, tuning: Tuning, grid: int) -> int:
+    """At least the size of the kernel's ``Shared``."""
+    rows = 2 * max(shape.most_units(grid), -(-shape.vocab_pairs // grid))
+    sums = 20 * (32 + -(-rows // 16) * 16)
+    vectors = shape.hidden + shape.down_columns(grid) + 128 * (shape.hidden // HEAD_DIM)
+    rest = 64 + 32 + 32 + 32 + 8 + MOST_PAGES + 64 + 2 * tuning.stages + 1280 + 16 + 2 * 16 + 64
+    return tuning.ring_bytes + 4 * (sums + vectors + rest) + 1024
+
+
 class Arguments(ctypes.Structure):
     """``Args`` of the kernel."""
 
@@ -188,18 +265,7 @@ class Arguments(ctypes.Structure):
             for name in (
                 *("weights", "speech", "rotary", "pool", "table", "words", "epoch"),
                 *("token", "length", "place", "min_place", "kind", "seed", "top_p", "top_k", "win_size"),
-                *(
-                    "tau_r",
-                    "temperature",
-                    "recent",
-                    "decoded",
-                    "stop",
-                    "remaining",
-                    "out",
-                    "out_count",
-                    "host",
-                ),
-                "stamps",
+                *("tau_r", "temperature", "recent", "decoded", "stop", "remaining", "out", "out_count"),
             )
         ]
         + [("num_pages", ctypes.c_longlong), ("block_bytes", ctypes.c_longlong)]
@@ -207,10 +273,20 @@ class Arguments(ctypes.Structure):
     )
 
 
-_ROW_FIELDS = (
+ROW_FIELDS = (
     *("token", "length", "place", "min_place", "kind", "seed", "top_p", "top_k", "win_size"),
     *("tau_r", "temperature", "recent", "decoded", "stop", "remaining", "out", "out_count"),
 )
+"""Of ``RowState``, one row of each."""
+
+
+def row_addresses(state: RowState, slot: int) -> dict[str, int]:
+    """Where the numbers of one row lie; what ``tensor[slot].data_ptr()`` says, without making a view of each."""
+    found = {}
+    for name in ROW_FIELDS:
+        tensor = getattr(state, name)
+        found[name] = tensor.data_ptr() + slot * tensor.stride(0) * tensor.element_size()
+    return found
 
 
 class PersistentKernel:
@@ -240,7 +316,6 @@ class PersistentKernel:
         rotary: Tensor,
         tuning: Tuning | None = None,
         grid: int | None = None,
-        extra: Sequence[str] = (),
     ) -> None:
         device, tuning = head.device, tuning or Tuning()
         self.shape, self._tuning = shape, tuning
@@ -250,52 +325,29 @@ class PersistentKernel:
             raise ValueError(problem)
         self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
-        self.words = torch.zeros(shape.num_words, 2, dtype=torch.int32, device=device)
+        self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)
         self._epoch = torch.zeros(1, dtype=torch.int32, device=device)
-        source = files("vivace.kernels").joinpath("lm_persistent.cu").read_text(encoding="utf-8")
-        module = CudaModule(source, options=[*self._options(), *extra], name="lm_persistent.cu")
-        self.stamps: Tensor | None = None
-        self._function = module.function("decode")
-        self._shared = self._shared_bytes()
+        self._shared = shared_bytes(shape, tuning, self._grid)
+        self._load(compile_options(shape, tuning, self._grid))
+
+    def _load(self, options: list[str]) -> None:
+        """Compiles the kernel."""
+        folder = files("vivace.kernels")
+        source = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
+        self._function = CudaModule(source, options=options, name="lm_persistent").function("decode")
         self._function.set_shared_bytes(self._shared)
-        if not self._function.max_blocks_per_multiprocessor(tuning.threads + 32, self._shared):
+        if not self._function.max_blocks_per_multiprocessor(self.shape.threads, self._shared):
             raise ValueError("a block of the kernel does not fit on a multiprocessor")
 
-    def _options(self) -> list[str]:
-        shape, tuning = self.shape, self._tuning
-        values = {
-            "HIDDEN": shape.hidden,
-            "INTER": shape.intermediate,
-            "LAYERS": shape.layers,
-            "HEADS": shape.heads,
-            "KV_HEADS": shape.kv_heads,
-            "VOCAB": shape.vocab,
-            "VOCAB_PAIRS": shape.vocab_pairs,
-            "SPEECH": shape.speech,
-            "EPS": f"{shape.eps!r}f",
-            "PAGE": PAGE_TOKENS,
-            "MAX_PAGES": MOST_PAGES,
-            "GRID": self._grid,
-            "THREADS": tuning.threads,
-            "STAGES": tuning.stages,
-            "CHUNK": tuning.chunk_bytes,
-            "SPLITS": SPLITS,
-        }
-        return [f"-D{name}={value}" for name, value in values.items()]
-
-    def _shared_bytes(self) -> int:
-        """At least the size of the kernel's ``Shared``."""
-        shape, tuning = self.shape, self._tuning
-        warps = tuning.threads // 32
-        gate_rows = 4 * -(-shape.intermediate // 2 // self._grid)
-        tiles = -(-max(gate_rows, 2 * -(-shape.vocab_pairs // self._grid)) // 16)
-        floats = 3 * shape.hidden // 2 + max(shape.intermediate // 2, 1280) + 256 * tiles + warps * 66 + 128
-        return tuning.ring_bytes + 4 * (floats + MOST_PAGES) + 8 * (tuning.stages + warps) + 512
+    def _start(self, values: Arguments) -> None:
+        """Enqueues the kernel."""
+        threads = (self.shape.threads,)
+        self._function.launch((self._grid,), threads, [values], shared_bytes=self._shared)
 
     @property
     def logits(self) -> Tensor:
         """Of the last step, float32 ``[vocab]``; for checks."""
-        start = self.shape.num_words - 2 - 2 * self.shape.vocab_pairs
+        start = self.shape.num_words(self._grid) - 2 - 2 * self.shape.vocab_pairs
         return self.words[start : start + self.shape.vocab, 0].contiguous().view(torch.float32)
 
     def launch(
@@ -305,14 +357,12 @@ class PersistentKernel:
         pool: Tensor,
         table: Tensor,
         num_steps: int,
-        host: Tensor | None = None,
     ) -> None:
         """Enqueues up to ``num_steps`` tokens of one row; fewer where ``remaining`` or ``stop`` says so.
 
         Args:
             pool: ``[layers, 2, pages, kv_heads, PAGE_TOKENS, HEAD_DIM]`` bfloat16.
             table: the row's pages, int32, every page that the steps reach.
-            host: pinned int32: count, stop, then the drawn ids, as ``out_count``, ``stop`` and ``out``.
         """
         values = Arguments(
             weights=self._weights.data_ptr(),
@@ -320,15 +370,12 @@ class PersistentKernel:
             table=table.data_ptr(),
             words=self.words.data_ptr(),
             epoch=self._epoch.data_ptr(),
-            host=None if host is None else host.data_ptr(),
-            stamps=None if self.stamps is None else self.stamps.data_ptr(),
             num_pages=pool.shape[2],
             block_bytes=self._weights.shape[1] * 2,
             table_len=min(table.shape[0], MOST_PAGES),
             out_capacity=state.out.shape[1],
             num_steps=num_steps,
             **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
-            **{name: getattr(state, name)[slot].data_ptr() for name in _ROW_FIELDS},
+            **row_addresses(state, slot),
         )
-        block = (self._tuning.threads + 32,)
-        self._function.launch((self._grid,), block, [values], shared_bytes=self._shared)
+        self._start(values)

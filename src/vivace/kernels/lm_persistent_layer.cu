@@ -1,0 +1,193 @@
+// The phases of a layer, as the warps with columns run them.
+
+// 1: query-key-value rows; words of the heads, and keys and values into the cache. `e` is the step's own embedding,
+// `turn` the rotation of the row that this thread finishes.
+__device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16* cache, u64 to_values, u32 e, float2 turn) {
+  Shared& s = shared();
+  const Lane n = here();
+  const Share h = share();
+  const u32 rows_at = ring_at(at.base + h.at_qkv);
+  wait_bytes(at.chunk0, at.offset, h.at_qkv);
+  wait_bytes(at.chunk0, at.offset + h.at_qkv + 2 * n.warp * h.qkv_rows * 64, 2 * h.qkv_rows * 64);
+  uint4 held[1][4];
+  load_tile(held[0], rows_at, h.qkv_rows, 0, n);
+  const u32 gain = ring_4(at.base + n.t * 4), bias = ring_4(at.base + ROW_BYTES + (min(n.t, 15) & ~1) * 2);
+  float a0 = low(e), a1 = high(e);
+  if (at.layer) {
+    const u64 word = take_pair(a.words + WORDS_XD + n.t, at.epoch - 1);
+    a0 = first_of(word); a1 = second_of(word);
+  }
+  stage(a0 * low(gain), a1 * high(gain), n);
+  rows_times_x<1, 1>(held, rows_at, h.qkv_rows, s.partial + OF_QKV * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
+  sync_workers();
+  if (n.t >= 32) return;
+  if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_out) / CHUNK;
+  float y = fmaf(row_sum(OF_QKV + (n.t & 15)), norm_scale(s.squares[0]), n.t & 1 ? high(bias) : low(bias));
+  const float other = __shfl_xor_sync(FULL, y, 1);
+  y = n.t & 1 ? y * turn.x + other * turn.y : y * turn.x - other * turn.y;
+  const int pair = h.p0 + (n.t >> 1), which = pair / 32;
+  if (which < HEADS) y *= 0.18033688f;  // 1 / sqrt(64), in powers of two
+  else y = low(pair_of(y, 0.f) & 0xffffu);
+  const float next = __shfl_down_sync(FULL, y, 1);
+  if (n.t >= h.qkv_rows) return;
+  if (n.t % 2 == 0) put_pair(a.words + WORDS_QKV + pair, y, next, at.epoch);
+  if (which < HEADS) return;
+  const u64 page_stride = (u64)KV_HEADS * PAGE * 64;
+  cache[(which >= HEADS + KV_HEADS ? to_values : 0) + s.pages[at.position / PAGE] * page_stride
+        + (u64)((which - HEADS) % KV_HEADS * PAGE + at.position % PAGE) * 64 + pair % 32 + 32 * (n.t & 1)] =
+      (u16)(__float_as_uint(y) >> 16);
+}
+
+// 3: the parts of attention, joined; output rows. A warp's columns are those of one head. Rows 0 to 7 of its tile are of its
+// first 32 columns, 8 to 15 the same rows of the others.
+__device__ __forceinline__ void put_out(const Args& a, const Place& at, int splits) {
+  Shared& s = shared();
+  const Lane n = here();
+  const Share h = share();
+  const u32 rows_at = ring_at(ring_at(at.base + h.at_out));
+  wait_bytes(at.chunk0, at.offset + h.at_out + 2 * n.warp * h.rows * 64, 2 * h.rows * 64);
+  const uint4 w0 = ring_16(rows_at + (u32)(2 * n.warp * h.rows + n.g) * 64 + n.q * 16);
+  const uint4 w1 = ring_16(rows_at + (u32)((2 * n.warp + 1) * h.rows + n.g) * 64 + n.q * 16);
+  float y0, y1;
+  take_parts(a.words, splits, at.epoch, n, y0, y1);
+  stage(y0, y1, n);
+  const uint4 x = staged((n.g >> 1) & 1, n);
+  float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
+  multiply(c, w0.x, w1.x, w0.y, w1.y, x.x, x.y);
+  multiply(d, w0.z, w1.z, w0.w, w1.w, x.z, x.w);
+  float sum = n.q & 1 ? (c[2] + c[3]) + (d[2] + d[3]) : (c[0] + c[1]) + (d[0] + d[1]);
+  sum += __shfl_xor_sync(FULL, sum, 1);
+  if (n.q == 0) s.partial[(OF_OUT + n.g) * SUMS + n.warp] = sum;
+  sync_workers();
+  if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_norm) / CHUNK;
+  put_own_rows(a.words + WORDS_XO, OF_OUT, at.epoch);
+}
+
+// 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
+// behind them. A lane's sums of two rows go to the rows' owner.
+__device__ __forceinline__ void put_down(const Args& a, const Place& at) {
+  Shared& s = shared();
+  const Lane n = here();
+  const Share h = share();
+  const u32 rows_at = ring_at(ring_at(at.base + h.at_gate));
+  wait_bytes(at.chunk0, at.offset + h.at_norm, ROW_BYTES);
+  const u32 gain = ring_4(ring_at(at.base + h.at_norm) + n.t * 4);
+  wait_bytes(at.chunk0, at.offset + h.at_gate + 2 * n.warp * h.gate_rows * 64, 2 * h.gate_rows * 64);
+  uint4 held[PRELOAD][4];
+#pragma unroll
+  for (int i = 0; i < PRELOAD; ++i) load_tile(held[i], rows_at, h.gate_rows, i, n);
+  const u64 word = take_pair(a.words + WORDS_XO + n.t, at.epoch);
+  const float a0 = first_of(word), a1 = second_of(word);
+  stage(a0 * low(gain), a1 * high(gain), n);
+  rows_times_x<GATE_TILES, PRELOAD>(held, rows_at, h.gate_rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
+  sync_workers();
+  if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_down) / CHUNK;
+  const bool finishes = n.t < (h.gate_rows + 31) / 32 * 32;
+  float y = 0.f;
+  if (finishes) y = row_sum(OF_GATE + min(n.t, GATE_TILES * 16 - 1)) * norm_scale(s.squares[1]);
+  wait_bytes(at.chunk0, at.offset + h.at_down + n.warp * 4 * DOWN_CHUNKS * 256, 4 * DOWN_CHUNKS * 256);
+  const u32 down_at = ring_at(ring_at(at.base + h.at_down)) + n.warp * 4 * DOWN_CHUNKS * 256 + n.g * 16 + n.q * 4;
+  u32 down[4][DOWN_CHUNKS][2];
+#pragma unroll
+  for (int i = 0; i < 4 * DOWN_CHUNKS * 2; ++i)
+    down[i / (2 * DOWN_CHUNKS)][i / 2 % DOWN_CHUNKS][i % 2] = ring_4(down_at + i * 128);
+  if (finishes) {  // an even thread has a gate row, the next its up row
+    const float other = __shfl_xor_sync(FULL, y, 1), gate = n.t & 1 ? other : y, up = n.t & 1 ? y : other;
+    const float made = __fdividef(gate, 1.f + __expf(-gate)) * up;
+    const u32 half = pair_of(made, 0.f) & 0xffffu;
+    if (n.t < h.gate_rows) s.h[n.t & 1][n.t >> 1] = n.t & 1 ? (u16)pair_of(made - low(half), 0.f) : (u16)half;
+  }
+  const int pair = n.warp * 32 + n.q * 8 + n.g, owner = ((pair + 1) * GRID - 1) / PAIRS;
+  u64* const to = a.words + WORDS_DOWN + ((u64)owner * GRID + blockIdx.x) * OWN_PAIRS + pair - owner * PAIRS / GRID;
+  sync_workers();
+  if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.bytes) / CHUNK;
+  float c[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.f;
+#pragma unroll
+  for (int k = 0; k < DOWN_CHUNKS; k += 2) {
+    const int odd = k + 1 < DOWN_CHUNKS ? k + 1 : k;
+    const u32 h0 = *reinterpret_cast<const u32*>(&s.h[n.g & 1][k * 8 + n.q * 2]);
+    const u32 h1 = odd > k ? *reinterpret_cast<const u32*>(&s.h[n.g & 1][odd * 8 + n.q * 2]) : 0u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      multiply(c[i], down[i][k][0], down[i][k][1], odd > k ? down[i][odd][0] : 0u, odd > k ? down[i][odd][1] : 0u, h0, h1);
+  }
+  float even = c[0][0] + c[0][1], odd = c[0][2] + c[0][3];
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (n.q == i) { even = c[i][0] + c[i][1]; odd = c[i][2] + c[i][3]; }
+  put_pair(to, even, odd, at.epoch);
+}
+
+// 5: a lane takes the sums of one block for half of the rows that this block owns.
+__device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
+  Shared& s = shared();
+  const Lane n = here();
+  const Share h = share();
+  float v[4] = {0.f, 0.f, 0.f, 0.f};
+  const int words = min(2, h.rows / 2 - 2 * (n.t & 1));
+  for (int i = n.t; i < 2 * GRID; i += THREADS) {
+    if (words <= 0) continue;
+    const u64* from = a.words + WORDS_DOWN + (u64)blockIdx.x * GRID * OWN_PAIRS + 2 * i;
+    u64 w0, w1;
+    do peek2(from, w0, w1); while (!is_new_pair(w0, at.epoch) || (words == 2 && !is_new_pair(w1, at.epoch)));
+    v[0] += first_of(w0); v[1] += second_of(w0);
+    if (words == 2) { v[2] += first_of(w1); v[3] += second_of(w1); }
+  }
+  __syncwarp();
+  const bool second = n.t & 2, odd = n.t & 4;
+  float u0 = second ? v[2] : v[0], u1 = second ? v[3] : v[1];
+  u0 += __shfl_xor_sync(FULL, second ? v[0] : v[2], 2);
+  u1 += __shfl_xor_sync(FULL, second ? v[1] : v[3], 2);
+  float r = odd ? u1 : u0;
+  r += __shfl_xor_sync(FULL, odd ? u0 : u1, 4);
+  r += __shfl_xor_sync(FULL, r, 8);
+  r += __shfl_xor_sync(FULL, r, 16);
+  if (n.lane < 8) s.partial[(OF_DOWN + (n.t & 1) * 4 + (n.t & 2) + (n.t >> 2 & 1)) * SUMS + n.warp] = r;
+  sync_workers();
+  put_own_rows(a.words + WORDS_XD, OF_DOWN, at.epoch);
+}
+
+// Behind the layers: norm and head.
+__device__ __forceinline__ void put_scores(const Args& a, const Place& at) {
+  Shared& s = shared();
+  const Lane n = here();
+  const int b = fresh(blockIdx.x), v0 = b * VOCAB_PAIRS / GRID, rows = 2 * ((b + 1) * VOCAB_PAIRS / GRID - v0);
+  const u32 rows_at = ring_at(at.base + ROW_BYTES);
+  wait_bytes(at.chunk0, at.offset, ROW_BYTES);
+  wait_bytes(at.chunk0, at.offset + ROW_BYTES + 2 * n.warp * rows * 64, 2 * rows * 64);
+  const u32 gain = ring_4(at.base + n.t * 4);
+  uint4 held[HEAD_TILES][4];
+#pragma unroll
+  for (int i = 0; i < HEAD_TILES; ++i) load_tile(held[i], rows_at, rows, i, n);
+  const u64 word = take_pair(a.words + WORDS_XD + n.t, at.epoch - 1);
+  const float a0 = first_of(word), a1 = second_of(word);
+  stage(a0 * low(gain), a1 * high(gain), n);
+  rows_times_x<HEAD_TILES, HEAD_TILES>(held, rows_at, rows, s.partial + OF_GATE * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
+  sync_workers();
+  if (n.t < rows && 2 * v0 + n.t < VOCAB)
+    put_one(a.words + WORDS_LOGITS + 2 * v0 + n.t, __float_as_uint(row_sum(OF_GATE + n.t) * norm_scale(s.squares[0])), at.epoch);
+}
+
+// What the drawn id changes; one thread.
+__device__ __forceinline__ void move_on(const Args& a, int drawn, int step, int left, int position, u32 epoch) {
+  Shared& s = shared();
+  const int stop = drawn < 0 ? 2 : drawn >= SPEECH ? 1 : 0, decoded = s.rule.decoded + step;
+  const bool last = stop != 0 || step + 1 >= left;
+  put_one(a.words + WORDS_TOKEN, last ? 0xffffffffu : (u32)drawn, epoch);
+  s.next_token = last ? -1 : drawn;
+  int count = *a.out_count;
+  *a.length = position + 1;
+  if (drawn >= 0) {
+    a.recent[decoded & (RECENT - 1)] = s.recent[decoded & (RECENT - 1)] = drawn;
+    if (count < a.out_capacity) a.out[count] = drawn;
+    *a.out_count = ++count;
+    *a.decoded = decoded + 1;
+    *a.place = s.rule.place + step + 1;
+    *a.token = drawn;
+  }
+  *a.stop = stop;
+  *a.remaining = *a.remaining - 1;
+  if (last) *a.epoch = epoch;
+}
