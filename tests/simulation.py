@@ -12,7 +12,7 @@ import random
 import torch
 
 from vivace.engine.kv_cache import RowLease, RowPool
-from vivace.engine.scheduler import Capacity, Policy, Scheduler, StepPlan, Ticket
+from vivace.engine.scheduler import Capacity, Place, Policy, Scheduler, StepPlan, Ticket
 from vivace.errors import OverloadedError
 from vivace.models.flow_pages import PagePool
 
@@ -124,9 +124,10 @@ class World:
             self.idle += 1
             self.check()
             return False
+        self.check_plan(plan)
         for request_id, reason in plan.overdue:
             self.finish(self.live[request_id], reason)
-        self.check_plan(plan)
+        self.swap(plan)
         chunks = 0
         for request_id, hop in plan.render:
             chunks += hop
@@ -140,6 +141,10 @@ class World:
         scheduler.limit.note(cost, self.now - now)
         self.check()
         return True
+
+    def swap(self, plan: StepPlan) -> None:
+        """Pages that go to host memory and come back (``simulation_swaps``)."""
+        require(not plan.swap_out and not plan.swap_in, "swapped without host memory")
 
     def collect(self) -> None:
         """Tokens that the last step queued."""
@@ -293,6 +298,7 @@ class World:
             kv_pages=-(-(prompt + 20 + most) // PAGE),
             flow_pages=-(-(prompt + most) // CHUNK),
             likely_pages=-(-(prompt + most) // CHUNK),
+            prompt_pages=prompt // CHUNK,
         )
         caller = Caller(ticket, draw.getrandbits(40), voice, totals, is_streamed)
         self.update(caller)
@@ -336,6 +342,7 @@ class World:
         require(len(self.scheduler) == len(self.live), "the scheduler's table is not the engine's")
         require(self.accepted == sum(self.ends.values()) + len(self.live), "counters do not add up")
         if not self.steps % 64:
+            self.scheduler.requests.start()  # as the next plan does: pages may have come back since this one
             self.scheduler.requests.check()
             self.rows.check()
 
@@ -344,14 +351,20 @@ class World:
         requests, policy = self.scheduler.requests, self.scheduler.policy
         requests.check()
         free = self.capacity.flow_pages - requests.held
+        here = num_blocked = num_moving = 0
         for ticket in requests.running.values():
             is_ready = ticket.pending_chunks < policy.max_pending_chunks and (
                 not ticket.tokens_until_audio or not ticket.waits_for_text
             )
+            is_ready = is_ready and ticket.place is Place.DEVICE
             if policy.max_ahead_ms is not None and ticket.credit_ms(self.now) > policy.max_ahead_ms:
                 is_ready = False
-            blocked = not ticket.tokens_until_audio and not requests.may_take(free, ticket, 1, {})
+            blocked = not ticket.tokens_until_audio and not requests.may_take(free, ticket, 1)
             require(not is_ready or blocked, "a lost wake-up: it could run, and sleeps")
+            here += ticket.place is Place.DEVICE
+            num_blocked += is_ready and blocked
+            num_moving += ticket.place in (Place.LEAVING, Place.RETURNING)
+        require(not here or num_moving or num_blocked < here, "they stop each other for ever")
         require(not requests.queue or bool(requests.running), "the queue waits for nobody")
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -363,6 +376,7 @@ class World:
         for caller in self.live.values():
             ticket = caller.ticket
             is_ready = not ticket.tokens_until_audio and ticket.pending_chunks < most
+            is_ready = is_ready and ticket.place is Place.DEVICE
             if not is_ready or ticket.request_id in rendered or ticket.request_id in decoded:
                 caller.ready_ms = -1
             elif caller.ready_ms < 0:
@@ -375,7 +389,7 @@ class World:
         if policy.max_ahead_ms is not None and ticket.credit_ms(self.now) > policy.max_ahead_ms:
             return
         free = self.capacity.flow_pages - requests.held
-        blocked = not requests.may_take(free, ticket, 1, {})
+        blocked = not requests.may_take(free, ticket, 1)
         require(blocked, "starved past its deadline while there was room")
 
 

@@ -1,4 +1,5 @@
 """A million steps of the scheduler among callers who come, leave, stall and fail; and bugs that must be found by it.
+Half of the steps have host memory, where pages go and come back.
 
 What is checked after every step is told in ``simulation.World.check``.
 """
@@ -8,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation import NORMAL, PLAIN, POLICY, TIGHT, Violation, World, run
-from vivace.engine import scheduler
+from tests.simulation_swaps import CACHE_SWAPS, NORMAL_SWAPS, SWAPS, TIGHT_SWAPS, SwapWorld
+from vivace.engine import admission, scheduler, swap_plan
 from vivace.engine.admission import Admission
 from vivace.engine.kv_cache import RowPool
-from vivace.engine.ticket import Capacity
+from vivace.engine.ticket import Capacity, Place
 from vivace.models.flow_pages import PagePool
+from vivace.models.host_pages import HostFrames
 
 STEPS = 125_000
 AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
@@ -22,10 +25,7 @@ AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
     ("seed", "capacity", "policy"),
     [
         (1, NORMAL, POLICY),
-        (2, NORMAL, POLICY),
-        (3, NORMAL, AHEAD),
         (4, TIGHT, POLICY),
-        (5, TIGHT, POLICY),
         (6, TIGHT, AHEAD),
         (7, PLAIN, POLICY),
         (8, replace(NORMAL, running=3, queue=1), POLICY),
@@ -173,9 +173,11 @@ def test_the_latest_deadline_first_is_found(monkeypatch):
 
 def test_pages_promised_twice_are_found(monkeypatch):
     """Without the look at what others may still need, streams stop each other for ever or run out."""
-    monkeypatch.setattr(Admission, "may_take", lambda self, free, ticket, pages, extra: pages <= free)
-    monkeypatch.setattr(Admission, "_fits", lambda self, ticket: len(self.running) < self.capacity.running)
-    assert found_by(World(4, replace(TIGHT, kv_pages=10_000)))
+    monkeypatch.setattr(Admission, "may_take", lambda self, free, ticket, pages: pages <= free)
+    monkeypatch.setattr(
+        Admission, "fits", lambda self, ticket, aside=(): len(self.running) < self.capacity.running
+    )
+    assert "for ever" in found_by(World(4, replace(TIGHT, kv_pages=10_000)))
 
 
 def test_an_end_that_comes_twice_is_found():
@@ -186,3 +188,118 @@ def test_an_end_that_comes_twice_is_found():
                 super().finish(caller, end)
 
     assert "ended twice" in found_by(Double(1))
+
+
+# -- pages that go to host memory and come back ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "capacity", "policy"),
+    [
+        (11, NORMAL_SWAPS, SWAPS),
+        (12, TIGHT_SWAPS, SWAPS),
+        (13, TIGHT_SWAPS, replace(SWAPS, swap_out_ms=500, swap_in_ms=250, swap_after_ms=0)),
+        (14, CACHE_SWAPS, SWAPS),
+    ],
+)
+def test_as_many_steps_with_host_memory(seed, capacity, policy):
+    world = run(SwapWorld(seed, capacity, policy), STEPS)
+    requests = world.scheduler.requests
+    assert min(world.ends[end] for end in ("audio", "error", "cancelled", "consumer")) > 10
+    assert 500 < requests.swaps_in < requests.swaps_out  # some ended while they were away
+    assert world.most_away > 2
+    assert world.kept_waiting > 1000
+
+
+def test_more_run_at_once_with_host_memory():
+    """What it is good for: among callers who do not listen, others are heard."""
+    without = run(World(3, replace(TIGHT_SWAPS, host_pages=0), SWAPS), 20_000)
+    with_host = run(SwapWorld(3, TIGHT_SWAPS, SWAPS), 20_000)
+    heard = [world.ends["audio"] / world.now for world in (without, with_host)]
+    assert heard[1] > 1.3 * heard[0]
+    assert with_host.ends["queue"] < without.ends["queue"]
+    assert with_host.late_chunks <= without.late_chunks
+
+
+def test_pages_that_leave_while_tokens_are_under_way_are_found(monkeypatch):
+    leave = swap_plan._is_idle
+
+    def hasty(ticket, policy, now_ms):
+        under_way, ticket.tokens_under_way = ticket.tokens_under_way, 0
+        found = leave(ticket, policy, now_ms)
+        ticket.tokens_under_way = under_way
+        return found
+
+    monkeypatch.setattr(swap_plan, "_is_idle", hasty)
+    assert "tokens are under way" in found_by(SwapWorld(12, TIGHT_SWAPS))
+
+
+def test_a_request_that_runs_before_its_pages_are_back_is_found(monkeypatch):
+    come_back = Admission.come_back
+
+    def early(self, ticket):
+        come_back(self, ticket)
+        ticket.place = Place.DEVICE
+
+    monkeypatch.setattr(Admission, "come_back", early)
+    assert "is not its own" in found_by(SwapWorld(12, TIGHT_SWAPS))
+
+
+def test_a_frame_that_two_requests_write_to_is_found(monkeypatch):
+    take, taken = HostFrames.take_many, []
+
+    def shared(self, count):
+        frames = take(self, count)
+        if frames:
+            taken.append(frames[0])
+        if len(taken) % 20 == 19:
+            frames[0] = taken[-2]
+        return frames
+
+    monkeypatch.setattr(HostFrames, "take_many", shared)
+    assert found_by(SwapWorld(12, TIGHT_SWAPS))
+
+
+def test_pages_that_come_back_in_another_order_are_found():
+    class Turned(SwapWorld):
+        def come_back(self, caller):
+            super().come_back(caller)
+            self.away[caller].frames.reverse()
+
+    assert "is not its own" in found_by(Turned(12, TIGHT_SWAPS))
+
+
+def test_nobody_who_looks_after_the_copies_is_found(monkeypatch):
+    monkeypatch.setattr(scheduler, "is_moving", lambda ticket: False)
+    assert "nobody looks after the copies" in found_by(SwapWorld(12, TIGHT_SWAPS))
+
+
+def test_a_return_that_is_never_looked_for_again_is_found(monkeypatch):
+    """Somebody waits for room in host memory, and ends: those behind him in the queue must not wait for him."""
+    find = scheduler.plan_returns
+
+    def stale(requests, policy, now_ms):
+        return find(requests, policy, now_ms) if requests.num_away else ([], None)
+
+    monkeypatch.setattr(scheduler, "plan_returns", stale)
+    with pytest.raises((Violation, AssertionError, ValueError)):
+        run(SwapWorld(3, TIGHT_SWAPS, replace(SWAPS, swap_out_ms=10**9, swap_in_ms=5000)), 20_000)
+
+
+def test_counting_on_requests_that_are_away_is_found(monkeypatch):
+    """Those on the device must be able to end without them."""
+    monkeypatch.setattr(admission, "_may_run", lambda ticket: True)
+    few = replace(TIGHT_SWAPS, running=14, flow_pages=16, kv_pages=60, host_pages=40)
+    assert "for ever" in found_by(SwapWorld(1, few, replace(SWAPS, max_stall_ms=None)))
+
+
+def test_room_that_is_promised_twice_is_found(monkeypatch):
+    """To a new request, and to one that comes back."""
+    come_back = Admission.come_back
+
+    def forgetful(self, ticket):
+        come_back(self, ticket)
+        self.kv_used -= ticket.kv_pages
+
+    monkeypatch.setattr(Admission, "come_back", forgetful)
+    assert found_by(SwapWorld(12, CACHE_SWAPS))

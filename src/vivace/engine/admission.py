@@ -4,15 +4,19 @@ A request starts only when the worst it can take of the speech LM's cache is fre
 stream can still get its worst of the flow's pages, one after the other (``is_safe``): none ever ends for want of
 memory. So that streams seldom have to wait for each other, the sum of what they are likely to take must fit as well;
 how much that is, in parts of what the length of the text allows, is learned from the requests that have finished.
+
+Requests whose pages are in host memory (``swap_plan``) run on in this table, but count only with what they left on the
+device. They come back when there is room as for a new request. So that there will be, the running ones must be able
+to end without them, and they behind those, one after the other.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 
-from vivace.engine.ticket import Capacity, Ticket
+from vivace.engine.ticket import Capacity, Place, Ticket
 from vivace.errors import InvalidRequestError, OverloadedError
 
 LEARNED_FROM = 32
@@ -43,6 +47,10 @@ class Admission:
 
     Attributes:
         running: requests that may hold state, by id. queue: the others, oldest first.
+        num_due: requests that cannot come back from host memory for want of room: nobody starts before them.
+        host_used: pages of the flow in host memory, or promised a place there.
+        num_away: requests whose pages are there, or on the way there or back.
+        swaps_out, swaps_in: requests whose pages have gone there, and come back, so far.
     """
 
     def __init__(self, capacity: Capacity, max_requests: int | None = None) -> None:
@@ -52,6 +60,8 @@ class Admission:
         self.queue: dict[int, Ticket] = {}
         self.kv_used = 0
         self.typical_used = 0
+        self.num_due = self.num_away = self.host_used = 0
+        self.swaps_out = self.swaps_in = 0
         self._finishes: deque[int] = deque(maxlen=LEARNED_FROM)
         self._shares: deque[int] = deque(maxlen=LEARNED_FROM)
 
@@ -102,8 +112,11 @@ class Admission:
         if ticket is None:
             self.queue.pop(request_id, None)
         else:
-            self.kv_used -= ticket.kv_pages
-            self.typical_used -= ticket.typical_pages
+            if ticket.place is not Place.HOST:
+                self.kv_used -= ticket.kv_pages
+                self.typical_used -= ticket.typical_pages
+            self.host_used -= ticket.swapped_pages
+            self.num_away -= ticket.place is not Place.DEVICE
             if finished_ms is not None:
                 self._finishes.append(finished_ms)
                 if ticket.likely_pages:
@@ -120,10 +133,10 @@ class Admission:
 
     def start(self) -> None:
         """Lets the queue's head in, and the next, as long as there is room: nobody overtakes."""
-        while self.queue:
+        while self.queue and not self.num_due:
             ticket = next(iter(self.queue.values()))
             ticket.typical_pages = max(ticket.held_pages, ticket.likely_pages * self.share_percent // 100)
-            if not self._fits(ticket):
+            if not self.fits(ticket):
                 return
             del self.queue[ticket.request_id]
             self.running[ticket.request_id] = ticket
@@ -139,37 +152,113 @@ class Admission:
             late.append(ticket.request_id)
         return late, None
 
-    def may_take(self, free: int, ticket: Ticket, pages: int, extra: dict[int, int]) -> bool:
-        """Whether every stream can still reach its end when ``ticket`` takes so many pages now.
-
-        Args:
-            extra: pages that others will take in the same step, by request; ``free`` is without them.
-        """
+    def may_take(self, free: int, ticket: Ticket, pages: int) -> bool:
+        """Whether every stream can still reach its end when ``ticket`` takes so many of the ``free`` pages now."""
         if pages > free:
             return False
         streams = []
         for other in self.running.values():
-            held = other.held_pages + extra.get(other.request_id, 0) + (pages if other is ticket else 0)
+            if not _may_run(other):
+                continue
+            held = other.held_pages + (pages if other is ticket else 0)
             streams.append((other.flow_pages - held, held))
         return is_safe(free - pages, streams)
 
     def check(self) -> None:
         """The sums are those of the requests, and nobody waits who could run."""
-        running = self.running.values()
-        assert self.kv_used == sum(ticket.kv_pages for ticket in running), "cache pages lost"
-        assert self.typical_used == sum(ticket.typical_pages for ticket in running), "flow pages lost"
-        for ticket in islice(self.queue.values(), 1):
-            assert not self._fits(ticket), "a request waits though there is room"
+        here = [ticket for ticket in self.running.values() if ticket.place is not Place.HOST]
+        away = [ticket.swapped_pages for ticket in self.running.values() if ticket.place is not Place.DEVICE]
+        assert self.num_away == len(away), "requests lost in host memory"
+        assert self.kv_used == sum(ticket.kv_pages for ticket in here), "cache pages lost"
+        assert self.typical_used == sum(ticket.typical_pages for ticket in here), "flow pages lost"
+        assert self.host_used == sum(away) <= self.capacity.host_pages, "host pages lost"
+        for ticket in islice(self.queue.values(), 0 if self.num_due else 1):
+            assert not self.fits(ticket), "a request waits though there is room"
 
-    def _fits(self, ticket: Ticket) -> bool:
-        capacity = self.capacity
-        if len(self.running) >= capacity.running or self.kv_used + ticket.kv_pages > capacity.kv_pages:
+    def fits(self, ticket: Ticket, aside: Collection[Ticket] = ()) -> bool:
+        """Whether there is room for a request to start, to come back from host memory, or for its next page.
+
+        Args:
+            aside: as if the pages of these were in host memory already.
+        """
+        capacity, is_new = self.capacity, ticket.request_id not in self.running
+        if not is_new and ticket.place is Place.DEVICE:
+            return self._is_safe(ticket, 1, aside)
+        if is_new and len(self.running) >= capacity.running:
+            return False
+        kv_used = self.kv_used - sum(other.kv_pages for other in aside)
+        if kv_used + ticket.kv_pages > capacity.kv_pages:
             return False
         if not ticket.flow_pages:
             return True
-        if self.running and self.typical_used + ticket.typical_pages > capacity.flow_pages:
+        typical_used = self.typical_used - sum(other.typical_pages for other in aside)
+        if typical_used and typical_used + ticket.typical_pages > capacity.flow_pages:
             return False
-        free = capacity.flow_pages - self.held - ticket.held_pages
-        needs = [(other.flow_pages - other.held_pages, other.held_pages) for other in self.running.values()]
-        needs.append((ticket.flow_pages - ticket.held_pages, ticket.held_pages))
-        return free >= 0 and is_safe(free, needs)
+        return self._is_safe(ticket, ticket.held_pages if is_new else ticket.swapped_pages, aside)
+
+    def _is_safe(self, ticket: Ticket, pages: int, aside: Collection[Ticket]) -> bool:
+        """Whether all can come to their end when ``ticket`` takes so many pages, as if those ``aside`` were away."""
+        free = self.capacity.flow_pages - self.held - pages
+        free += sum(other.held_pages - other.prompt_pages for other in aside)
+        here = [other for other in self.running.values() if _may_run(other)]
+        needs = [
+            (other.flow_pages - other.held_pages, other.held_pages)
+            for other in here
+            if other is not ticket and other not in aside
+        ]
+        held = pages if ticket.request_id not in self.running else ticket.held_pages + pages
+        return free >= 0 and is_safe(free, [*needs, (ticket.flow_pages - held, held)])
+
+    # -- host memory -------------------------------------------------------------------------------------------
+
+    def may_leave(self, tickets: Collection[Ticket]) -> bool:
+        """Whether host memory has room for their pages, the others can end without them, and then all that are there
+        one after the other."""
+        pages = sum(ticket.held_pages - ticket.prompt_pages for ticket in tickets)
+        if self.host_used + pages > self.capacity.host_pages:
+            return False
+        here, away = [], []
+        for other in self.running.values():
+            if _may_run(other) and other not in tickets:
+                here.append((other.flow_pages - other.held_pages, other.held_pages))
+            else:
+                away.append((other.flow_pages - other.prompt_pages, other.prompt_pages))
+        left = self.capacity.flow_pages - sum(prompt for _, prompt in away)
+        return is_safe(self.capacity.flow_pages - self.held + pages, here) and is_safe(left, away)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its pages begin to leave the device; until ``moved`` they are held there and in host memory."""
+        assert ticket.place is Place.DEVICE, "only what is on the device can leave it"
+        ticket.place = Place.LEAVING
+        self.num_away += 1
+        ticket.swapped_pages = ticket.held_pages - ticket.prompt_pages
+        self.host_used += ticket.swapped_pages
+
+    def come_back(self, ticket: Ticket) -> None:
+        """Its pages begin to come back, which ``fits``; until ``moved`` they are held in both places."""
+        assert ticket.place is Place.HOST, "only what is in host memory can come back"
+        ticket.place = Place.RETURNING
+        self.kv_used += ticket.kv_pages
+        self.typical_used += ticket.typical_pages
+        ticket.hold(ticket.held_pages + ticket.swapped_pages)
+
+    def moved(self, ticket: Ticket) -> None:
+        """All its pages have arrived where they were sent."""
+        if ticket.place is Place.LEAVING:
+            ticket.place = Place.HOST
+            ticket.held_pages -= ticket.swapped_pages
+            self.kv_used -= ticket.kv_pages
+            self.typical_used -= ticket.typical_pages
+            self.swaps_out += 1
+        else:
+            assert ticket.place is Place.RETURNING, "it was not on its way"
+            ticket.place = Place.DEVICE
+            self.num_away -= 1
+            self.host_used -= ticket.swapped_pages
+            ticket.swapped_pages = 0
+            self.swaps_in += 1
+
+
+def _may_run(ticket: Ticket) -> bool:
+    """Whether others may count on it to come to its end and give its pages back."""
+    return ticket.place is Place.DEVICE or ticket.place is Place.RETURNING

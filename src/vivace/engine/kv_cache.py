@@ -13,11 +13,16 @@ from vivace.errors import OverloadedError
 
 @dataclass(slots=True)
 class RowLease:
-    """A slot and its pages, in the order of the row's positions."""
+    """A slot and its pages, in the order of the row's positions.
+
+    Attributes:
+        num_away: pages that it has given back for a while.
+    """
 
     slot: int
     pages: list[int]
     is_open: bool = True
+    num_away: int = 0
 
 
 class RowPool:
@@ -53,9 +58,7 @@ class RowPool:
         """
         needed = -(-positions // self.page_tokens)
         if not self._slots or needed > len(self._pages):
-            raise OverloadedError(
-                "the speech LM's cache is full; try again when a request has finished", retry_after_s=1.0
-            )
+            raise _full()
         lease = RowLease(self._slots.pop(), [self._pages.pop() for _ in range(needed)])
         self._leases[lease.slot] = lease
         return lease
@@ -69,8 +72,32 @@ class RowPool:
         self._slots.append(lease.slot)
         self._pages.extend(reversed(lease.pages))
 
+    def lend(self, lease: RowLease) -> None:
+        """Takes the pages back but not the slot; ``return_to`` gives as many again."""
+        assert lease.is_open, "the row is closed"
+        lease.num_away = len(lease.pages)
+        self._pages.extend(reversed(lease.pages))
+        lease.pages = []
+
+    def return_to(self, lease: RowLease) -> None:
+        """Gives a row as many pages as it had before ``lend``.
+
+        Raises:
+            OverloadedError: so many are not free.
+        """
+        if lease.num_away > len(self._pages):
+            raise _full()
+        lease.pages = [self._pages.pop() for _ in range(lease.num_away)]
+        lease.num_away = 0
+
     def check(self) -> None:
         """Every slot and page is free or leased, and none twice."""
         leased = [page for lease in self._leases.values() for page in lease.pages]
         assert sorted([*leased, *self._pages]) == list(range(1, self._num_pages)), "pages lost or shared"
         assert sorted([*self._leases, *self._slots]) == list(range(self._num_slots)), "slots lost or shared"
+
+
+def _full() -> OverloadedError:
+    return OverloadedError(
+        "the speech LM's cache is full; try again when a request has finished", retry_after_s=1.0
+    )

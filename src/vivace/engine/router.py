@@ -45,7 +45,9 @@ class EngineRouter:
         self._streams: list[weakref.WeakSet[AsyncSpeechStream]] = [weakref.WeakSet() for _ in engines]
 
     @classmethod
-    async def open(cls, model: str | Path = "mini", *, devices: Sequence[str], **options: Any) -> EngineRouter:
+    async def open(
+        cls, model: str | Path = "mini", *, devices: Sequence[str], **options: Any
+    ) -> EngineRouter:
         """An engine on each device; options as ``AsyncEngine.open``. If one cannot open, none stays open."""
         opened = await asyncio.gather(
             *(AsyncEngine.open(model, device=device, **options) for device in devices), return_exceptions=True

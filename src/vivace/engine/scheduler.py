@@ -8,17 +8,21 @@ deadline is when a stream's playback runs dry, or when a request's first audio i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from vivace.engine.admission import Admission
 from vivace.engine.batch_limit import BatchLimit
-from vivace.engine.ticket import Capacity, Policy, Ticket
+from vivace.engine.swap_plan import is_moving, is_paused, plan_leaves, plan_returns, waits_for_text
+from vivace.engine.ticket import Capacity, Place, Policy, Ticket
 
-__all__ = ["Capacity", "Overdue", "Policy", "Scheduler", "StepPlan", "Ticket"]
+__all__ = ["Capacity", "Overdue", "Place", "Policy", "Scheduler", "StepPlan", "Ticket"]
 
 Overdue = Literal["queue", "consumer"]
 
+_MOVE_MS = 2  # how soon to look again whether pages have arrived
 _URGENT, _FIRST, _LATER = 0, 1, 2
 
 _Ready = tuple[int, int, int, Ticket]
@@ -33,11 +37,14 @@ class StepPlan:
         render: requests and how many chunks of each; most urgent first.
         decode: requests and how many tokens each may make; those that are rendered too decode behind it.
         overdue: requests to end, and why.
+        swap_out, swap_in: requests whose pages go to host memory or come back; ``moved`` is told when they are there.
     """
 
     render: tuple[tuple[int, int], ...] = ()
     decode: tuple[tuple[int, int], ...] = ()
     overdue: tuple[tuple[int, Overdue], ...] = ()
+    swap_out: tuple[int, ...] = ()
+    swap_in: tuple[int, ...] = ()
 
     @property
     def requests(self) -> list[int]:
@@ -77,6 +84,7 @@ class Scheduler:
         self.policy = replace(own, **{name: value for name, value in given.items() if value is not None})
         self.wake_ms: int | None = None
         self._step = 0
+        self._blocked: Ticket | None = None
         self.use(Capacity())
 
     def use(self, capacity: Capacity) -> None:
@@ -84,6 +92,7 @@ class Scheduler:
         self.capacity = capacity
         self.limit = BatchLimit(capacity.batch)
         self.requests = Admission(capacity, self.policy.max_requests)
+        self._blocked = None
 
     def end_stalled_after(self, stall_ms: int) -> None:
         """Sets ``Policy.max_stall_ms``."""
@@ -100,31 +109,34 @@ class Scheduler:
         """The request has ended, whatever the reason; ``finished_ms``: it came to its end then."""
         self.requests.remove(request_id, finished_ms)
 
+    def moved(self, ticket: Ticket) -> None:
+        """All its pages have arrived where a plan sent them."""
+        self.requests.moved(ticket)
+
+    def stop_swapping(self) -> None:
+        """Host memory cannot be used: nothing more is sent there."""
+        self.capacity = replace(self.capacity, host_pages=0)
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int = 0) -> StepPlan | None:
         """What the next step runs, or None when every request waits for text, for its consumer or for time."""
         self.wake_ms = None
         overdue: list[tuple[int, Overdue]] = []
-        if self.requests.queue:
-            self.requests.start()  # pages may have come back in the middle of a request
+        requests = self.requests
+        swap_in = self._swaps(plan_returns, now_ms) if requests.num_away or requests.num_due else []
+        if requests.queue:
+            requests.start()  # pages may have come back in the middle of a request
             overdue = self._overdue_in_queue(now_ms)
-        ready: list[_Ready] = []
-        policy = self.policy
-        for ticket in self.requests.running.values():
-            if ticket.pending_chunks >= policy.max_pending_chunks:
-                if self._is_stalled(ticket, now_ms):
-                    overdue.append((ticket.request_id, "consumer"))
-                continue
-            ticket.lagging_ms = -1
-            if ticket.waits_for_text and ticket.tokens_until_audio:
-                continue
-            rank, deadline = self._rank(ticket, now_ms)
-            if policy.max_ahead_ms is not None and deadline - now_ms > policy.max_ahead_ms:
-                self._wake_at(deadline - policy.max_ahead_ms)
-                continue
-            ready.append((rank, deadline, ticket.served, ticket))
-        if not ready and not overdue:
+            if requests.num_away and not requests.queue:  # nobody waits any more
+                swap_in += self._swaps(plan_returns, now_ms)
+        swap_out = (
+            self._swaps(partial(plan_leaves, self._blocked), now_ms) if self.capacity.host_pages else []
+        )
+        if any(is_moving(ticket) for ticket in requests.running.values()):
+            self._wake_at(now_ms + _MOVE_MS)
+        ready = self._ready(now_ms, overdue)
+        if not ready and not (overdue or swap_in or swap_out):
             return None
         self._step += 1
         ready.sort(key=_order)
@@ -133,9 +145,28 @@ class Scheduler:
         else:
             render = self._renderings(ready, now_ms)
             decode = self._decodings(ready, dict(render))
-        if not render and not decode and not overdue:
+        if not (render or decode or overdue or swap_in or swap_out):
             return None
-        return StepPlan(tuple(render), tuple(decode), tuple(overdue))
+        return StepPlan(tuple(render), tuple(decode), tuple(overdue), tuple(swap_out), tuple(swap_in))
+
+    def _ready(self, now_ms: int, overdue: list[tuple[int, Overdue]]) -> list[_Ready]:
+        """Who could be served; notes whose consumer has taken nothing for too long."""
+        ready: list[_Ready] = []
+        policy = self.policy
+        for ticket in self.requests.running.values():
+            if is_paused(ticket, policy):
+                if self._is_stalled(ticket, now_ms):
+                    overdue.append((ticket.request_id, "consumer"))
+                continue
+            ticket.lagging_ms = -1
+            if ticket.place is not Place.DEVICE or waits_for_text(ticket):
+                continue
+            rank, deadline = self._rank(ticket, now_ms)
+            if policy.max_ahead_ms is not None and deadline - now_ms > policy.max_ahead_ms:
+                self._wake_at(deadline - policy.max_ahead_ms)
+                continue
+            ready.append((rank, deadline, ticket.served, ticket))
+        return ready
 
     def _rank(self, ticket: Ticket, now_ms: int) -> tuple[int, int]:
         """Which class a request is in, and when it must be served."""
@@ -163,7 +194,7 @@ class Scheduler:
         running = self.requests.running.values()
         free = most - sum([ticket.held_pages for ticket in running])
         scarce = free < sum([ticket.flow_pages - ticket.held_pages for ticket in running])
-        extra: dict[int, int] = {}
+        self._blocked = None
         for _, _, _, ticket in ready:
             if room <= 0:
                 break
@@ -172,14 +203,15 @@ class Scheduler:
             hop = min(self._hop(ticket, now_ms, is_quiet), room)
             left = max(0, ticket.flow_pages - ticket.held_pages)
             # When pages are scarce fewer chunks may do where many do not.
-            while scarce and hop and not self.requests.may_take(free, ticket, min(hop, left), extra):
+            wanted = hop
+            while scarce and hop and not self.requests.may_take(free, ticket, min(hop, left)):
                 hop -= 1
             if hop <= 0:
+                self._blocked = self._blocked or (ticket if wanted else None)
                 continue
-            pages = min(hop, left)
-            if pages > 0:
-                extra[ticket.request_id] = pages
-                free -= pages
+            # Counted from now on: somebody may start before they are taken, when another one ends in this step.
+            ticket.held_pages += min(hop, left)
+            free -= min(hop, left)
             ticket.served = self._step
             render.append((ticket.request_id, hop))
             room -= hop
@@ -222,6 +254,14 @@ class Scheduler:
                 decode.append((ticket.request_id, min(burst, most)))
                 ticket.served = self._step
         return decode
+
+    def _swaps(
+        self, planner: Callable[[Admission, Policy, int], tuple[list[int], int | None]], now_ms: int
+    ) -> list[int]:
+        found, next_ms = planner(self.requests, self.policy, now_ms)
+        if next_ms is not None:
+            self._wake_at(next_ms)
+        return found
 
     # -- what time brings --------------------------------------------------------------------------------------
 

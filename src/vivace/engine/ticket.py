@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Place(IntEnum):
+    """Where the pages of a running request are. Only on the device can it run."""
+
+    DEVICE = 0
+    LEAVING = 1
+    HOST = 2
+    RETURNING = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +30,10 @@ class Ticket:
         flow_pages: of the flow's memory, likewise; likely_pages: by the length of its text.
         typical_pages: what it is counted for while it runs; set by the scheduler.
         held_pages, most_held: of the flow's memory, now and at most so far.
+        prompt_pages: those of them that stay on the device whatever happens; voices share them.
+        place: where the others are, and the pages of the speech LM's cache.
+        swapped_pages: of the flow's memory, in host memory or on the way there or back.
+        tokens_under_way: queued on the device and not taken; meanwhile its pages cannot leave.
         submitted_ms, first_ms: when it came; when its first chunk was handed over (-1: not yet).
         audio_ms: audio handed over.
         lagging_ms: since when the consumer takes nothing of a full queue (-1: it does).
@@ -39,6 +53,10 @@ class Ticket:
     typical_pages: int = 0
     held_pages: int = 0
     most_held: int = 0
+    prompt_pages: int = 0
+    place: Place = Place.DEVICE
+    swapped_pages: int = 0
+    tokens_under_way: int = 0
     submitted_ms: int = 0
     first_ms: int = -1
     audio_ms: int = 0
@@ -70,6 +88,7 @@ class Capacity:
         batch: most chunks of one step; 1: a step is one burst of decoding or one chunk, of one request.
         running: requests that may hold state at once; queue: those that may wait beyond them.
         kv_pages, flow_pages: pages there are for requests.
+        host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
         chunk_tokens: speech tokens of a chunk.
     """
 
@@ -78,6 +97,7 @@ class Capacity:
     queue: int = 0
     kv_pages: int = 1 << 60
     flow_pages: int = 1 << 60
+    host_pages: int = 0
     chunk_tokens: int = 25
 
 
@@ -97,6 +117,10 @@ class Policy:
         first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
         max_queue_ms: longest wait of a request that has not started.
         max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.
+        swap_after_ms: a request that has waited so long for memory may send the pages of others to host memory.
+        swap_out_ms: credit from which a stream's pages may go there though it could run; swap_in_ms: below it they come
+            back, whoever waits. The first is larger, so that nothing goes to and fro.
+        max_swaps: requests whose pages leave together.
     """
 
     max_requests: int | None = None
@@ -112,3 +136,7 @@ class Policy:
     urgent_ms: int = 300
     max_queue_ms: int = 30_000
     max_stall_ms: int | None = None
+    swap_after_ms: int = 100
+    swap_out_ms: int = 5000
+    swap_in_ms: int = 2500
+    max_swaps: int = 8

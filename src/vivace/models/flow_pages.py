@@ -92,6 +92,11 @@ class PagePool:
         return self._page_bytes
 
     @property
+    def frame_bytes(self) -> int:
+        """What ``parts`` of a page hold together."""
+        return self._page_bytes
+
+    @property
     def pages_per_slab(self) -> int:
         """Pages that memory is taken for at once."""
         return max(1, SLAB_BYTES // self._page_bytes)
@@ -147,6 +152,12 @@ class PagePool:
             if start <= offset < start + slab.numel():
                 return slab[offset - start :]
         return None
+
+    def parts(self, page: int) -> list[Tensor]:
+        """What a page holds, in pieces without gaps."""
+        found = self.resolve(page)
+        assert found is not None, "no such page"
+        return [found[: self._size]]
 
     def _add_slab(self, count: int) -> None:
         full = SynthesisError(

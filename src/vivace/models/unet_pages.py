@@ -52,9 +52,20 @@ class UNetPages:
         return config.kept_values * (config.unet.static_chunk_frames or 0) * dtype.itemsize
 
     @property
+    def frame_bytes(self) -> int:
+        """What ``parts`` of a page hold together."""
+        return sum(part.numel() * part.element_size() for part in self.parts(0))
+
+    @property
     def pages_in_use(self) -> int:
         """Pages that someone holds."""
         return len(self._users)
+
+    def parts(self, page: int) -> list[Tensor]:
+        """What a page holds, in pieces without gaps."""
+        return [
+            kind[page] for kind in (self.attention, self.contexts, self.tokens, self.frames, self.repeated)
+        ]
 
     def take(self, count: int) -> list[int]:
         """Pages with one user each.
