@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from vivace.bench import throughput
 from vivace.bench.single import Bench
 from vivace.cli import app
+from vivace.engine.request import SynthesisRequest
 from vivace.errors import InvalidRequestError
 
 
@@ -58,6 +59,41 @@ def test_command_prints_a_table_a_picture_and_one_document(random_model_folder, 
         "{http://www.w3.org/2000/svg}circle"
     )
     assert len(list(circles)) == 2
+
+
+def test_whole_sentences_and_the_start(random_model_folder, monkeypatch):
+    """The start is an engine of its own in float32; every load says how much faster it is."""
+    opened, streamed = [], []
+
+    class Noted(Bench):
+        def __init__(self, *arguments, **options):
+            opened.append((arguments[2], options.get("is_plain", False)))
+            super().__init__(*arguments, **options)
+
+    def request(*arguments, **options):
+        streamed.append(options["stream"])
+        return SynthesisRequest(*arguments, **options)
+
+    monkeypatch.setattr(throughput, "Bench", Noted)
+    monkeypatch.setattr(throughput, "SynthesisRequest", request)
+    document = throughput.run(
+        str(random_model_folder),
+        dtype=torch.bfloat16,
+        seconds=1.0,
+        batches=(2,),
+        requests=1,
+        whole=True,
+        with_start=True,
+    )
+    assert opened == [(torch.float32, True), (torch.bfloat16, False)]
+    assert streamed
+    assert not any(streamed)
+    assert document["mode"] == "whole"
+    load, start = document["loads"][0], document["start"]
+    assert start["sentences"] == 4
+    assert load["speedup"] == pytest.approx(
+        load["sentences_per_second"] / start["sentences_per_second"], abs=0.006
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"batches": ()}, {"batches": (33,)}, {"batches": (0,)}, {"requests": 0}])

@@ -24,6 +24,7 @@ from vivace.engine.loading import load_assets
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.scheduler import Scheduler
 from vivace.errors import InvalidRequestError
+from vivace.models.source import CounterNoise
 from vivace.random_checkpoint import write_random_checkpoint
 
 RANDOM = "random"
@@ -48,6 +49,7 @@ class Bench:
         model: folder, "mini", or "random".
         seconds: of audio per utterance.
         scheduler: in place of the engine's own.
+        is_plain: PyTorch's operations one by one, one request at a time, whatever the device.
 
     Attributes:
         loaded_bytes: memory of a CUDA device that the loaded model takes, before the engine adds its own; 0 elsewhere.
@@ -61,6 +63,8 @@ class Bench:
         seconds: float,
         max_streams: int = 1,
         scheduler: Scheduler | None = None,
+        *,
+        is_plain: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-") if model == RANDOM else None
         started = time.perf_counter()
@@ -71,7 +75,13 @@ class Bench:
         self.assets = load_assets(model, device=device, dtype=dtype)
         target = self.assets.model.device
         self.loaded_bytes = torch.cuda.memory_allocated(target) if target.type == "cuda" else 0
-        self.engine = Engine(self.assets, scheduler=scheduler, max_streams=max_streams)
+        noise = None
+        if is_plain:  # an engine whose noise is given takes the plain way
+            noise = CounterNoise()
+            for stage in (self.assets.model.lm, self.assets.model.flow):
+                if hasattr(stage, "use_graphs"):
+                    stage.use_graphs = False
+        self.engine = Engine(self.assets, scheduler=scheduler, max_streams=max_streams, vocoder_noise=noise)
         self.engine.warm_up()
         self.start_s = time.perf_counter() - started
         self.set_seconds(seconds)

@@ -1,13 +1,14 @@
 """Sentences per second and latency by how many are spoken side by side: ``vivace bench throughput``.
 
 A closed loop: each of ``batch`` clients sends its next sentence when the one before has been spoken. What a request
-waits for is the time in which none of its own stages ran: the others' turns, and the engine's own bookkeeping.
+waits for is the time in which none of its own stages ran: the others' turns, and the engine's own bookkeeping. The
+start is the same model without all that makes it fast: float32, PyTorch's operations one by one, one sentence at a time.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -42,6 +43,8 @@ class Load:
     sentences_per_second: float
     audio_seconds_per_second: float
     peak_memory_bytes: int | None
+    speedup: float | None = None
+    """Sentences per second over those of the start."""
 
 
 def run(
@@ -52,6 +55,8 @@ def run(
     seconds: float = 3.0,
     batches: tuple[int, ...] = BATCHES,
     requests: int = 2,
+    whole: bool = False,
+    with_start: bool = False,
 ) -> dict[str, Any]:
     """Measures every batch size on one warm engine.
 
@@ -59,23 +64,43 @@ def run(
         model: folder, "mini", or "random" (full size).
         seconds: length of each sentence's audio.
         requests: sentences of each client; a small batch gets eight sentences in all.
+        whole: each sentence is spoken as a whole (offline mode) instead of streamed.
+        with_start: also measures the start.
 
     Raises:
         ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
     """
     check(batches, requests)
+    start = measure_start(model, device, seconds, whole=whole) if with_start else None
     bench = Bench(model, device, dtype, seconds, max(batches))
     try:
-        bench.speak(0)
-        loads = [serve(bench, batch, max(8, batch * requests)) for batch in batches]
+        loads = []
+        for batch in batches:
+            serve(bench, batch, batch, whole=whole)  # shapes that come for the first time
+            loads.append(serve(bench, batch, max(8, batch * requests), whole=whole))
         config = bench.assets.model.config
     finally:
         bench.close()
+    if start is not None:
+        slow = start.sentences_per_second
+        loads = [replace(load, speedup=round(load.sentences_per_second / slow, 2)) for load in loads]
     return {
         **heading("throughput", device, config.name, dtype),
         "audio_seconds": seconds,
+        "mode": "whole" if whole else "streamed",
+        "start": None if start is None else asdict(start),
         "loads": [asdict(load) for load in loads],
     }
+
+
+def measure_start(model: str, device: str, seconds: float, *, whole: bool = False) -> Load:
+    """Four sentences one after the other, in float32 and by plain operations."""
+    bench = Bench(model, device, torch.float32, seconds, is_plain=True)
+    try:
+        serve(bench, 1, 1, whole=whole)
+        return replace(serve(bench, 1, 4, whole=whole), speedup=1.0)
+    finally:
+        bench.close()
 
 
 def check(batches: tuple[int, ...], requests: int) -> None:
@@ -86,12 +111,12 @@ def check(batches: tuple[int, ...], requests: int) -> None:
         raise InvalidRequestError("requests must lie between 1 and 1000", param="requests")
 
 
-def serve(bench: Bench, batch: int, sentences: int) -> Load:
+def serve(bench: Bench, batch: int, sentences: int, *, whole: bool = False) -> Load:
     """Speaks ``sentences``, never more than ``batch`` at once."""
     device = bench.assets.model.device
     forget_peak(device)
     begun = time.perf_counter()
-    results = list(_spoken(bench, batch, sentences))
+    results = list(_spoken(bench, batch, sentences, whole))
     wall_s = time.perf_counter() - begun
     latency = sorted(result.wall_ms for result in results)
     ttfb = sorted(result.ttfb_ms for result in results)
@@ -111,7 +136,7 @@ def serve(bench: Bench, batch: int, sentences: int) -> Load:
     )
 
 
-def _spoken(bench: Bench, batch: int, sentences: int) -> list[SynthesisResult]:
+def _spoken(bench: Bench, batch: int, sentences: int, whole: bool) -> list[SynthesisResult]:
     """The results in the order in which they were done."""
     engine, waiting = bench.engine, sentences
     live: list[LiveRequest] = []
@@ -119,7 +144,7 @@ def _spoken(bench: Bench, batch: int, sentences: int) -> list[SynthesisResult]:
     while waiting or live:
         while waiting and len(live) < batch:
             waiting -= 1
-            request = SynthesisRequest(TEXT, sampling=SamplingParams(seed=waiting))
+            request = SynthesisRequest(TEXT, sampling=SamplingParams(seed=waiting), stream=not whole)
             live.append(engine.submit(request))
         engine.step()
         for each in list(live):

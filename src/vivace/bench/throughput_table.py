@@ -19,19 +19,22 @@ _COLUMNS = (
     ("sentences_per_second", "sentences/s", 1.0, "{:.2f}"),
     ("audio_seconds_per_second", "audio s/s", 1.0, "{:.2f}"),
     ("peak_memory_bytes", "MB", 1e-6, "{:,.0f}"),
+    ("speedup", "× start", 1.0, "{:.1f}"),
 )
 
-WIDTH = 96
+WIDTH = 108
 """Characters that the table takes."""
 
 
 def print_throughput(document: dict[str, Any], console: Console | None = None) -> None:
-    """One line a batch size."""
+    """One line a batch size; the start, if it was measured, comes first."""
     what = f"{document['model']}, {document['precision']}, {document['hardware']}"
-    title = f"{what}: sentences of {document['audio_seconds']:g} s"
+    title = f"{what}: sentences of {document['audio_seconds']:g} s, {document['mode']}"
     table = Table(title=title)
     for _, heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")
+    if document["start"] is not None:
+        table.add_row(*cells(document["start"], _COLUMNS), style="dim", end_section=True)
     for load in document["loads"]:
         table.add_row(*cells(load, _COLUMNS))
     (console or wide_console(WIDTH)).print(table)

@@ -203,6 +203,13 @@ def bench_throughput(
     ] = "1,2,4,8,16,32",
     seconds: Annotated[float, typer.Option(help="Audio per sentence.")] = 3.0,
     requests: Annotated[int, typer.Option(help="Sentences of each client.")] = 2,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Speak each sentence as a whole instead of streaming it.")
+    ] = False,
+    start: Annotated[
+        bool,
+        typer.Option("--start", help="Also from where it started: float32, plain operations, one at a time."),
+    ] = False,
     chart: Annotated[
         Path | None, typer.Option(help="Write sentences per second by batch here (SVG).")
     ] = None,
@@ -221,6 +228,8 @@ def bench_throughput(
         seconds=seconds,
         batches=parse_batches(batch),
         requests=requests,
+        whole=whole,
+        with_start=start,
     )
     print_throughput(document)
     if chart is not None:
