@@ -2,7 +2,7 @@
 
 A closed loop: each of ``batch`` clients sends its next sentence when the one before has been spoken. What a request
 waits for is the time in which none of its own stages ran: the others' turns, and the engine's own bookkeeping. The
-start is the same model without all that makes it fast: float32, PyTorch's operations one by one, one sentence at a time.
+start is the same model without what makes it fast: float32, PyTorch's operations one by one, one sentence at a time.
 """
 
 from __future__ import annotations

@@ -47,10 +47,10 @@ class Costs:
         if lm_is_paged:
             ticket.kv_pages = -(-min(positions, self._max_positions) // self._page)
         if flow_is_paged and live.stream:
-            live.prompt_pages = prompt // self._chunk  # the last one may come before the first audio
+            ticket.prompt_pages = prompt // self._chunk  # the last one may come before the first audio
             ticket.flow_pages = -(-(prompt + speech) // self._chunk)
             ticket.likely_pages = -(-(prompt + likely) // self._chunk)
-            ticket.hold(live.prompt_pages)
+            ticket.hold(ticket.prompt_pages)
 
     def _of_text(self, feed: TextFeed | None, prompt: int, ratio: float) -> tuple[int, int, int]:
         """Positions of the longest row, its most speech tokens, and as many as its text makes likely at most."""
@@ -62,7 +62,8 @@ class Costs:
         positions = speech = 0
         for entry in feed.waiting:
             limit = min(most, _share(entry.num_text_tokens, ratio))
-            fed = len(entry.prefix) + entry.num_text_tokens + len(entry.prompt_speech) + 2
+            # Start, task, and the speaker where the model reads it.
+            fed = len(entry.prefix) + entry.num_text_tokens + len(entry.prompt_speech) + 3
             positions, speech = max(positions, fed + limit + 1), max(speech, limit)
         return positions, speech, speech
 

@@ -8,7 +8,6 @@ computes pieces with what lies around them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -113,39 +112,6 @@ class RegulatedFlow(TokenFlow[RegulatedFlowConfig]):
         mu = self.encode(tokens[None], num_prompt, prompt_frames)
         noise = self.noise[..., : mu.shape[-1]].to(mu.device)
         return self.integrate(noise, mu, prompt_mel, self.project_speaker(embedding[None]))[:, prompt_frames:]
-
-    @torch.no_grad()
-    def generate_batch(
-        self, items: Sequence[tuple[Tensor, Tensor, Tensor]], lengths_multiple: int = 1
-    ) -> list[Tensor]:
-        """``generate`` for several utterances, whose U-Net runs as one batch: the same mels as one by one.
-
-        Args:
-            items: ``tokens``, ``prompt_mel`` and ``embedding`` of each, as in ``generate``.
-            lengths_multiple: the batch is padded to a multiple of so many frames, for fewer different shapes.
-
-        Raises:
-            SynthesisError: a sequence is longer than the noise.
-        """
-        mus, prompts = [], []
-        for tokens, prompt_mel, _ in items:
-            num_prompt = self.prompt_tokens(len(prompt_mel))
-            self.check_length(len(prompt_mel) + self.config.num_frames(len(tokens) - num_prompt))
-            mus.append(self.encode(tokens[None], num_prompt, len(prompt_mel)))
-            prompts.append(prompt_mel)
-        sizes = [mu.shape[2] for mu in mus]
-        longest = -(-max(sizes) // lengths_multiple) * lengths_multiple
-        mu = torch.cat([F.pad(part, (0, longest - part.shape[2])) for part in mus])
-        cond = torch.zeros_like(mu)
-        for row, prompt_mel in enumerate(prompts):
-            cond[row, :, : len(prompt_mel)] = prompt_mel.to(mu).T
-        spks = self.project_speaker(torch.stack([embedding for _, _, embedding in items]))
-        noise = self.noise[..., :longest].to(mu.device)
-        noise = F.pad(noise, (0, longest - noise.shape[2])).expand(len(items), -1, -1)
-        lengths = torch.tensor(sizes, device=mu.device)
-        mels = self.solve(noise, mu, cond, spks, streaming=False, lengths=lengths)
-        rows = zip(mels, prompts, sizes, strict=True)
-        return [mel[:, len(prompt) : size] for mel, prompt, size in rows]
 
     def prompt_tokens(self, num_frames: int) -> int:
         """Tokens of a prompt whose mel has so many frames (``num_frames`` of the configuration rounds down)."""
