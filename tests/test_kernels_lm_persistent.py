@@ -1,11 +1,14 @@
 """The resident kernel of the speech LM: what blocks read; its scores and its sampling, on a GPU and emulated."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
 
 from vivace.datatypes import SamplingParams
+from vivace.engine.lm_device import LMDevice
+from vivace.engine.lm_runner import LMSession, PlainSequence
 from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
 from vivace.kernels import lm_persistent as persistent
 from vivace.kernels.row_state import RowState
@@ -128,12 +131,6 @@ def test_which_models_and_devices_it_serves():
     assert shape.problem(32) is None
 
 
-def test_addresses_of_a_row_are_those_of_its_views():
-    state = RowState.empty(3, 5, torch.device("cpu"))
-    for name, address in persistent.row_addresses(state, 2).items():
-        assert address == getattr(state, name)[2].data_ptr()
-
-
 # -- the kernel --------------------------------------------------------------------------------------------------
 
 
@@ -177,8 +174,11 @@ class Rig:
         pages = 64
         shape = (config.num_layers, 2, pages, config.num_kv_heads, 32, 64)
         self.pool = torch.randn(shape, device=device).to(torch.bfloat16)
-        self.table = torch.randperm(pages, device=device).to(torch.int32)
         self.state, self.slot = RowState.empty(3, 512, device), 1
+        self.slots = torch.tensor([self.slot], dtype=torch.int32, device=device)
+        self.tables = torch.zeros(3, pages, dtype=torch.int32, device=device)
+        self.table = self.tables[self.slot]
+        self.table.copy_(torch.randperm(pages, device=device))
 
     def prompt(self, ids):
         cache = self.lm.new_cache(1, len(ids) + 8)
@@ -211,7 +211,7 @@ class Rig:
         )
 
     def run(self, steps):
-        self.kernel.launch(self.state, self.slot, self.pool, self.table, steps)
+        self.kernel.launch(self.state, self.slots, self.pool, self.tables, steps)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -327,3 +327,33 @@ def test_values_that_are_not_finite_stop_the_row_alone(rig):
     rig.set(stop=0)
     rig.run(1)
     assert int(rig.state.stop[rig.slot]) != 2
+
+
+@torch.inference_mode()
+def test_a_row_that_steps_alone_takes_it_and_says_what_the_plain_session_says(rig):
+    """Beside it another row: then both take the other kernels, and alone again the first goes on where it is."""
+    rules = {"segment": 0, "token_text_ratio": (10.0, 20.0), "max_tokens": 60}
+    greedy = SamplingParams(temperature=0.0)
+    exact = copy.deepcopy(rig.lm).float()
+    plain = LMSession(exact, PlainSequence(exact, (1, 2), (3, 4, 5), (6, 7)), greedy, **rules)
+    expected = plain.decode(18)
+    device = LMDevice(rig.lm, max_rows=2, cache_tokens=2000, max_positions=500, resident=False)
+    device.paged.use_single(rig.kernel)
+    started = int(rig.kernel.epoch)
+    session = device.open(PlainSequence(rig.lm, (1, 2), (3, 4, 5), (6, 7)), greedy, **rules)
+    made = session.decode(3)
+    made += session.decode(5)
+    other = device.open(PlainSequence(rig.lm, (1, 2), (8, 9), ()), greedy, **rules)
+    other.decode(1)
+    alone = int(rig.kernel.epoch)
+    assert alone > started
+    device.launch([(session, 4), (other, 4)])
+    made += session.collect()
+    assert len(other.collect()) == 4
+    assert int(rig.kernel.epoch) == alone
+    made += session.decode(6)
+    assert int(rig.kernel.epoch) > alone
+    assert made == expected
+    for each in (session, other):
+        each.close()
+    device.rows.check()

@@ -45,14 +45,16 @@ struct Args {
   const u16* speech;        // [VOCAB, HIDDEN]
   const float2* rotary;     // [positions, 32]
   u16* pool;                // [LAYERS, 2, num_pages, KV_HEADS, PAGE, 64]
-  const int* table;         // the row's pages
+  const int* table;         // [slots, table_width]: each row's pages
   u64* words;               // what blocks exchange, see WORDS_*
   u32* epoch;
+  const int* slots;         // one number: the row; below 0 there is none
+  // Of all rows, see RowState.
   int* token; int* length; long long* place; const long long* min_place; const int* kind; const long long* seed;
   const float* top_p; const int* top_k; const int* win_size; const double* tau_r; const float* temperature;
   int* recent; int* decoded; int* stop; int* remaining; int* out; int* out_count;
   long long num_pages; long long block_bytes;
-  int table_len; int out_capacity; int num_steps;
+  int table_width; int out_capacity; int num_steps;
 };
 
 #define WORDS_XO 0
@@ -66,7 +68,7 @@ struct Args {
 
 // How the row draws, and where it stands at the launch.
 struct Rule {
-  long long min_place, seed, place; double tau_r; float top_p, temperature; int kind, top_k, win_size, decoded;
+  long long min_place, seed, place; double tau_r; float top_p, temperature; int kind, top_k, win_size, decoded, slot;
 };
 
 struct __align__(128) Shared {

@@ -263,30 +263,20 @@ class Arguments(ctypes.Structure):
         [
             (name, ctypes.c_void_p)
             for name in (
-                *("weights", "speech", "rotary", "pool", "table", "words", "epoch"),
+                *("weights", "speech", "rotary", "pool", "table", "words", "epoch", "slots"),
                 *("token", "length", "place", "min_place", "kind", "seed", "top_p", "top_k", "win_size"),
                 *("tau_r", "temperature", "recent", "decoded", "stop", "remaining", "out", "out_count"),
             )
         ]
         + [("num_pages", ctypes.c_longlong), ("block_bytes", ctypes.c_longlong)]
-        + [(name, ctypes.c_int) for name in ("table_len", "out_capacity", "num_steps")]
+        + [(name, ctypes.c_int) for name in ("table_width", "out_capacity", "num_steps")]
     )
 
 
-ROW_FIELDS = (
+_ROW_FIELDS = (
     *("token", "length", "place", "min_place", "kind", "seed", "top_p", "top_k", "win_size"),
     *("tau_r", "temperature", "recent", "decoded", "stop", "remaining", "out", "out_count"),
 )
-"""Of ``RowState``, one row of each."""
-
-
-def row_addresses(state: RowState, slot: int) -> dict[str, int]:
-    """Where the numbers of one row lie; what ``tensor[slot].data_ptr()`` says, without making a view of each."""
-    found = {}
-    for name in ROW_FIELDS:
-        tensor = getattr(state, name)
-        found[name] = tensor.data_ptr() + slot * tensor.stride(0) * tensor.element_size()
-    return found
 
 
 class PersistentKernel:
@@ -300,6 +290,9 @@ class PersistentKernel:
         last: weights of the norm before the head.
         speech: embedding of speech rows, bfloat16.
         rotary: cosine and sine of every position, float32 ``[positions, HEAD_DIM / 2, 2]``.
+
+    Attributes:
+        words: what blocks exchange. epoch: layers and heads of all steps so far, modulo 2³²; int32 ``[1]``.
 
     Raises:
         KernelUnavailableError: it cannot be compiled here.
@@ -326,7 +319,7 @@ class PersistentKernel:
         self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
         self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)
-        self._epoch = torch.zeros(1, dtype=torch.int32, device=device)
+        self.epoch = torch.zeros(1, dtype=torch.int32, device=device)
         self._shared = shared_bytes(shape, tuning, self._grid)
         self._load(compile_options(shape, tuning, self._grid))
 
@@ -350,32 +343,29 @@ class PersistentKernel:
         start = self.shape.num_words(self._grid) - 2 - 2 * self.shape.vocab_pairs
         return self.words[start : start + self.shape.vocab, 0].contiguous().view(torch.float32)
 
-    def launch(
-        self,
-        state: RowState,
-        slot: int,
-        pool: Tensor,
-        table: Tensor,
-        num_steps: int,
-    ) -> None:
+    def launch(self, state: RowState, slots: Tensor, pool: Tensor, table: Tensor, num_steps: int) -> None:
         """Enqueues up to ``num_steps`` tokens of one row; fewer where ``remaining`` or ``stop`` says so.
 
+        Can be captured in a graph: which row it is, and how many tokens, is read on the device.
+
         Args:
+            slots: int32 ``[1]``, the row; below 0 nothing happens.
             pool: ``[layers, 2, pages, kv_heads, PAGE_TOKENS, HEAD_DIM]`` bfloat16.
-            table: the row's pages, int32, every page that the steps reach.
+            table: int32 ``[slots, max_pages]``; the row has every page that the steps reach.
         """
         values = Arguments(
             weights=self._weights.data_ptr(),
             pool=pool.data_ptr(),
             table=table.data_ptr(),
             words=self.words.data_ptr(),
-            epoch=self._epoch.data_ptr(),
+            epoch=self.epoch.data_ptr(),
+            slots=slots.data_ptr(),
             num_pages=pool.shape[2],
             block_bytes=self._weights.shape[1] * 2,
-            table_len=min(table.shape[0], MOST_PAGES),
+            table_width=table.shape[1],
             out_capacity=state.out.shape[1],
             num_steps=num_steps,
             **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
-            **row_addresses(state, slot),
+            **{name: getattr(state, name).data_ptr() for name in _ROW_FIELDS},
         )
         self._start(values)

@@ -3,7 +3,7 @@ __device__ __forceinline__ void run_helper(const Args& a) {
   Shared& s = shared();
   const int lane = threadIdx.x & 31, b = blockIdx.x, head = b % HEADS, split = b / HEADS;
   u32 epoch = *a.epoch;
-  for (int past = *a.length;; ++past) {
+  for (int past = a.length[s.rule.slot];; ++past) {
     const Past part = part_of(past, split);
     for (int layer = 0; layer < LAYERS; ++layer) {
       ++epoch;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void run_helper(const Args& a) {
 __device__ __forceinline__ void run_workers(const Args& a, int left) {
   Shared& s = shared();
   const u64 page_stride = (u64)KV_HEADS * PAGE * 64, to_values = a.num_pages * page_stride;
-  Place at = {0, *a.length, *a.epoch, 0, 0, 0};
-  int token = *a.token;
+  Place at = {0, a.length[s.rule.slot], *a.epoch, 0, 0, 0};
+  int token = a.token[s.rule.slot];
   for (int step = 0;; ++step) {
     const int split = blockIdx.x / HEADS, group = blockIdx.x % HEADS / GROUP;
     const Past part = part_of(at.position, split);
@@ -82,20 +82,23 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
 extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args a) {
   Shared& s = shared();
   const int t = threadIdx.x, head = blockIdx.x % HEADS, split = blockIdx.x / HEADS;
-  const int left = min(*a.remaining, a.num_steps);
-  if (*a.stop != 0 || left <= 0) return;
+  const int slot = *a.slots;
+  if (slot < 0) return;
+  const int left = min(a.remaining[slot], a.num_steps);
+  if (a.stop[slot] != 0 || left <= 0) return;
   if (t == 0) {
     for (int i = 0; i < STAGES; ++i) arrival_init(&s.full[i]);
     arrival_init_done();
     s.consumed = 0;
     s.quit = 0;
-    s.rule = {*a.min_place, *a.seed, *a.place, *a.tau_r, *a.top_p, *a.temperature, *a.kind, *a.top_k, *a.win_size, *a.decoded};
+    s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
+              a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
   }
-  for (int i = t; i < a.table_len; i += THREADS + 64) s.pages[i] = a.table[i];
+  for (int i = t; i < min(a.table_width, MAX_PAGES); i += THREADS + 64) s.pages[i] = a.table[(u64)slot * a.table_width + i];
   for (int i = t; i < (int)(sizeof(s.partial) / 4); i += THREADS + 64) s.partial[i] = 0.f;
   for (int i = t; i < DOWN_CHUNKS * 16; i += THREADS + 64) s.h[i / (DOWN_CHUNKS * 8)][i % (DOWN_CHUNKS * 8)] = 0;
   if (t < 32) s.squares[t / 16][t % 16] = 0.f;
-  if (t < RECENT) s.recent[t] = a.recent[t];
+  if (t < RECENT) s.recent[t] = a.recent[slot * RECENT + t];
   // Words of parts that long were not in use must not look like new ones: 16 bits of an epoch come again.
   if (split < SPLITS && t < 32) put_pair(a.words + WORDS_PARTS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
   __syncthreads();

@@ -173,21 +173,21 @@ __device__ __forceinline__ void put_scores(const Args& a, const Place& at) {
 // What the drawn id changes; one thread.
 __device__ __forceinline__ void move_on(const Args& a, int drawn, int step, int left, int position, u32 epoch) {
   Shared& s = shared();
-  const int stop = drawn < 0 ? 2 : drawn >= SPEECH ? 1 : 0, decoded = s.rule.decoded + step;
+  const int stop = drawn < 0 ? 2 : drawn >= SPEECH ? 1 : 0, decoded = s.rule.decoded + step, slot = s.rule.slot;
   const bool last = stop != 0 || step + 1 >= left;
   put_one(a.words + WORDS_TOKEN, last ? 0xffffffffu : (u32)drawn, epoch);
   s.next_token = last ? -1 : drawn;
-  int count = *a.out_count;
-  *a.length = position + 1;
+  const int count = a.out_count[slot];
+  a.length[slot] = position + 1;
   if (drawn >= 0) {
-    a.recent[decoded & (RECENT - 1)] = s.recent[decoded & (RECENT - 1)] = drawn;
-    if (count < a.out_capacity) a.out[count] = drawn;
-    *a.out_count = ++count;
-    *a.decoded = decoded + 1;
-    *a.place = s.rule.place + step + 1;
-    *a.token = drawn;
+    s.recent[decoded & (RECENT - 1)] = a.recent[slot * RECENT + (decoded & (RECENT - 1))] = drawn;
+    if (count < a.out_capacity) a.out[slot * a.out_capacity + count] = drawn;
+    a.out_count[slot] = count + 1;
+    a.decoded[slot] = decoded + 1;
+    a.place[slot] = s.rule.place + step + 1;
+    a.token[slot] = drawn;
   }
-  *a.stop = stop;
-  *a.remaining = *a.remaining - 1;
+  a.stop[slot] = stop;
+  --a.remaining[slot];
   if (last) *a.epoch = epoch;
 }

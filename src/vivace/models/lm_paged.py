@@ -46,6 +46,8 @@ STEPS = (8, 4, 2, 1)
 """Steps of one launch; a longer burst is several launches."""
 OUT_TOKENS = 32
 """Tokens that one launch can report."""
+_SINGLE = ("single", 1, OUT_TOKENS)
+"""The launch of the resident kernel; how many tokens it makes is told by the command."""
 PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Positions of one prompt launch; a longer prompt is several launches."""
 _log = logging.getLogger(__name__)
@@ -251,6 +253,7 @@ class PagedLM:
     def use_single(self, kernel: PersistentKernel | None) -> None:
         """Decodes a row that steps alone with ``kernel``, whose weights are this model's; from now on in turn."""
         self._single, self.in_turn = kernel, kernel is not None
+        self._graphs.pop(_SINGLE, None)
 
     def hurry(self, is_urgent: bool) -> None:
         """Whether what is launched from now on goes before ordinary work. It begins behind all earlier launches."""
@@ -284,8 +287,9 @@ class PagedLM:
         rows = len(commands)
         if rows == 1 and self._single is not None:
             command = commands[0]
+            assert command.count <= OUT_TOKENS, "more tokens than one launch can report"
             numbers = [command.slot, command.count, command.kind, command.min_place]
-            return self._run(("single", 1, steps), numbers, [command.slot])
+            return self._run(_SINGLE, numbers, [command.slot])
         bucket = next(size for size in BUCKETS if size >= rows)
         numbers = [number for c in commands for number in (c.slot, c.count, c.kind, c.min_place)]
         numbers += [-1, 0, 0, 0] * (bucket - rows)
@@ -349,6 +353,8 @@ class PagedLM:
         self, max_rows: int, steps: Sequence[int] = STEPS, prompts: Sequence[int] | None = None
     ) -> None:
         """Captures the graphs of all buckets up to ``max_rows`` rows and of the prompts."""
+        if self._single is not None:
+            self._prepare(_SINGLE)
         for bucket in self.prompt_buckets:
             if prompts is None or bucket in prompts:
                 self._prepare(("prompt", bucket, 1))
@@ -378,7 +384,7 @@ class PagedLM:
             commands.view(-1).copy_(host[: len(numbers)], non_blocking=True)
             graph = self._graphs[key]
             if graph is None:
-                self._run_body(key, slots[0], launch)
+                self._run_body(key, launch)
             else:
                 graph.replay()
             result = self._results[turn, : len(slots)]
@@ -393,11 +399,11 @@ class PagedLM:
         self._under_way.append(launch)
         return launch
 
-    def _run_body(self, key: tuple[str, int, int], slot: int, launch: Launch) -> None:
+    def _run_body(self, key: tuple[str, int, int], launch: Launch) -> None:
         """A launch without a graph. When it fails the rows may have moved, so nobody may try it again."""
         started = time.perf_counter()
         try:
-            self._body(key, slot)
+            self._body(key)
         except torch.OutOfMemoryError as error:
             self._launches.fill_(self._count)
             raise OverloadedError(
@@ -453,8 +459,8 @@ class PagedLM:
 
     def _has_graph(self, kind: str, size: int) -> bool:
         """Whether launches of a kind are captured."""
-        del size
-        return self.use_kernels and kind != "single"
+        del kind, size
+        return self.use_kernels
 
     @staticmethod
     def _empty_command(kind: str, commands: Tensor) -> None:
@@ -464,7 +470,7 @@ class PagedLM:
             commands[1] = 1
 
     @torch.inference_mode()
-    def _body(self, key: tuple[str, int, int], slot: int = -1) -> None:
+    def _body(self, key: tuple[str, int, int]) -> None:
         """What a launch runs, from the commands on the device to the results on the device."""
         kind, _, steps = key
         commands, slots = self._inputs[key]
@@ -474,7 +480,7 @@ class PagedLM:
         elif kind == "single":
             assert self._single is not None
             self.ops.begin(commands, slots)
-            self._single.launch(self.state, slot, self.pool, self.table[slot], steps)
+            self._single.launch(self.state, slots, self.pool, self.table, steps)
         else:
             self.ops.begin(commands, slots)
             for _ in range(steps):
