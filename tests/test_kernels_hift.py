@@ -88,7 +88,7 @@ class Bench:
         self.states = self.vocoder.runner.states
         self.states.pool.normal_()
         self.states.phases.uniform_()
-        self.out = torch.randn(4, self.vocoder.runner.out.shape[1], device=DEVICE)
+        self.out = torch.randn(4, self.vocoder.runner.row_values, device=DEVICE)
         self.out[:, 0] = 0.0
         f0 = self.layout.source.f0
         self.arena[:, f0 : f0 + FRAMES] = torch.rand(4, FRAMES, device=DEVICE) * 40

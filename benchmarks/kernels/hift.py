@@ -1,6 +1,6 @@
-"""The vocoder at full size with random weights: milliseconds per chunk, and every launch against the ceiling.
+"""The vocoder at full size with random weights: milliseconds per chunk, of one stream and of many in a launch.
 
-python -m benchmarks.kernels.hift [--precision tf32] [--launches]
+python -m benchmarks.kernels.hift [--precision half] [--packs 1 4 16 32] [--launches]
 
 Needs a CUDA device. The ceilings (matrix product, copy) are measured in the same run; the last line is one JSON
 document.
@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ def ceilings() -> dict[str, float]:
     a, b = torch.randn(2, _SIDE, _SIDE, device="cuda")
     result, matmul = {}, torch.backends.cuda.matmul
     before = matmul.fp32_precision
+    c, d = a.half(), b.half()
+    result["half_tflops"] = 2 * _SIDE**3 / device_us(lambda: c @ d, 5) / 1e6
     for name, value in (("float32_tflops", "ieee"), ("tf32_tflops", "tf32")):
         matmul.fp32_precision = value
         result[name] = 2 * _SIDE**3 / device_us(lambda: a @ b, 5) / 1e6
@@ -90,6 +93,41 @@ def chunks(vocoder: DeviceVocoder, frames: list[int]) -> list[dict[str, float]]:
     return rows
 
 
+def packs(vocoder: DeviceVocoder, counts: list[int]) -> list[dict[str, float]]:
+    """One row per number of streams that bring 50 frames each, in the middle of their streams.
+
+    ``device_ms`` is the launch alone, ``wall_ms`` until all samples lie on the host; both of the whole launch.
+    """
+    rows = []
+    for count in counts:
+        streams, mels = [vocoder.open(seed) for seed in range(count)], [random_mel(50) for _ in range(count)]
+        work, times = [(s, m, False) for s, m in zip(streams, mels, strict=True)], []
+        for _ in range(13):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for pending in vocoder.launch_batch(work):
+                vocoder.collect(pending)
+            times.append((time.perf_counter() - started) * 1e3)
+        bucket = next(size for size in vocoder.buckets if size >= 50)
+        graph_rows = 1 << (count - 1).bit_length()
+        device_ms = device_us(partial(vocoder.runner.run, bucket, graph_rows), 10) / 1e3
+        for stream in streams:
+            vocoder.close(stream)
+        wall_ms = statistics.median(times[3:])
+        rows.append(
+            {
+                "streams": count,
+                "device_ms": round(device_ms, 3),
+                "wall_ms": round(wall_ms, 3),
+                "device_ms_per_chunk": round(device_ms / count, 3),
+            }
+        )
+        print(
+            f"{count:4d} streams {device_ms:7.3f} ms ({device_ms / count:.3f} a chunk), {wall_ms:7.3f} with the host"
+        )
+    return rows
+
+
 def launches(vocoder: DeviceVocoder, ceiling: float) -> list[dict[str, Any]]:
     """One row per launch of convolutions at 50 frames: twenty of the same in a graph."""
     stream, mel = vocoder.open(), random_mel(50)
@@ -101,7 +139,7 @@ def launches(vocoder: DeviceVocoder, ceiling: float) -> list[dict[str, Any]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(20):
-                hift.conv(op, vocoder.runner.arena, vocoder.runner.params, 56, vocoder.precision)
+                hift.conv(op, vocoder.runner.arena[:1], vocoder.runner.params[:1], 56, vocoder.precision)
         us = device_us(graph.replay, 5) / 20
         tflops = op.flops_per_row * op.rows.most(50) / us / 1e6
         rows.append({"launch": op.name, "us": round(us, 2), "tflops": round(tflops, 1)})
@@ -114,18 +152,21 @@ def launches(vocoder: DeviceVocoder, ceiling: float) -> list[dict[str, Any]]:
 def main() -> None:
     """Prints tables and the document."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--precision", default="tf32", choices=["tf32", "tf32x3", "ieee"])
+    parser.add_argument("--precision", default="half", choices=["half", "tf32", "tf32x3", "ieee"])
     parser.add_argument("--frames", type=int, nargs="+", default=[10, 20, 50, 100])
+    parser.add_argument("--packs", type=int, nargs="+", default=[1, 2, 4, 8, 15, 16, 32])
     parser.add_argument("--launches", action="store_true", help="time every launch of convolutions too")
     options = parser.parse_args()
     limits = ceilings()
-    floor = (
-        GFLOP_PER_SECOND_OF_AUDIO / limits["float32_tflops" if options.precision == "ieee" else "tf32_tflops"]
-    )
+    own = {"ieee": "float32_tflops", "half": "half_tflops"}.get(options.precision, "tf32_tflops")
+    floor = GFLOP_PER_SECOND_OF_AUDIO / limits[own]
     print({name: round(value, 1) for name, value in limits.items()}, f"floor of 50 frames {floor:.3f} ms")
-    vocoder = DeviceVocoder(random_vocoder("cuda"), precision=options.precision)
+    most = max(options.packs)
+    vocoder = DeviceVocoder(
+        random_vocoder("cuda"), slots=most, precision=options.precision, max_rows=1 << (most - 1).bit_length()
+    )
     started = time.perf_counter()
-    vocoder.warm_up()
+    vocoder.warm_up([1 << power for power in range(vocoder.max_rows.bit_length())])
     document: dict[str, Any] = {
         "bench": "vocoder",
         "hardware": torch.cuda.get_device_name(),
@@ -136,9 +177,10 @@ def main() -> None:
         "ceilings": {name: round(value, 1) for name, value in limits.items()},
         "floor_ms_50_frames": round(floor, 3),
         "chunks": chunks(vocoder, options.frames),
+        "packs": packs(vocoder, options.packs),
     }
     if options.launches:
-        document["launches"] = launches(vocoder, limits["tf32_tflops"])
+        document["launches"] = launches(vocoder, limits[own])
     print(json.dumps(document))
 
 

@@ -33,7 +33,8 @@ from vivace.models.device_kinds import (
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.hift_device import DeviceVocoder, PendingSamples, is_supported
+from vivace.models.hift_device import DeviceVocoder, is_supported
+from vivace.models.host_samples import PendingSamples
 
 if TYPE_CHECKING:
     from vivace.checkpoint import Model
@@ -50,7 +51,10 @@ MAX_ROWS = 64
 """Segments that may be decoded, and utterances that may be rendered, side by side."""
 
 PACKED_ROWS = 16
-"""Streams of one launch of the flow or the vocoder."""
+"""Streams of one launch of the flow."""
+
+VOCODER_ROWS = 32
+"""Streams of one launch of the vocoder, where there is memory."""
 
 MOST_CHUNKS = 64
 """Chunks of one step, in several launches."""
@@ -58,6 +62,7 @@ MOST_CHUNKS = 64
 QUEUE_PER_ROW = 2
 """Requests that may wait, for each that may run."""
 
+_VOCODER_SHARE = 0.1  # of the device's free memory for what the streams of a launch work on
 _FLOW_SHARE = 0.75  # of the memory that is free then, for pages of the flow
 _TEXT_POSITIONS = 1024  # of a row, beyond the longest speech
 _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the speech LM
@@ -184,19 +189,13 @@ class DeviceVocoderSession:
     @staticmethod
     def launch_batch(items: Sequence[tuple[DeviceVocoderSession, Tensor, bool]]) -> list[Exception | None]:
         """``launch`` of several sessions of one vocoder together; for each, why it cannot go on, if so."""
-        rest = [
-            (session, (session._stream, session._stretch.step(mel, is_last), is_last))
-            for session, mel, is_last in items
-        ]
-        while rest:
-            vocoder = rest[0][0]._vocoder
-            # Powers of two: a graph for every number of rows would be captured otherwise.
-            count = min(vocoder.max_rows, 1 << (len(rest).bit_length() - 1))
-            part, rest = rest[:count], rest[count:]
-            pending = vocoder.launch_batch([item for _, item in part])
-            for (session, _), own in zip(part, pending, strict=True):
-                session._pending.append(own)
-        return [session._pending[-1].error for session, _, _ in items]
+        if not items:
+            return []
+        frames = [(s._stream, s._stretch.step(mel, is_last), is_last) for s, mel, is_last in items]
+        pending = items[0][0]._vocoder.launch_batch(frames)
+        for (session, _, _), own in zip(items, pending, strict=True):
+            session._pending.append(own)
+        return [own.error for own in pending]
 
     def collect(self) -> Samples:
         """Waits for what was queued.
@@ -287,11 +286,14 @@ class DeviceStages:
         """
         priorities = priorities or Priorities()
         config = model.config
-        packed = 1 if deterministic else min(PACKED_ROWS, 1 << (max_rows.bit_length() - 1))
+        most = 1 if deterministic else 1 << (max_rows.bit_length() - 1)
+        packed = min(PACKED_ROWS, most)
         longest = config.flow.num_tokens(limits.stream_frames)
         lm = _open_lm(model.lm, longest, max_rows, deterministic, resident, priorities)
-        vocoder = make_device_vocoder(model.vocoder, max_rows, packed)
-        max_bytes = None
+        max_bytes = vocoder_bytes = None
+        if model.device.type == "cuda":
+            vocoder_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _VOCODER_SHARE)
+        vocoder = make_device_vocoder(model.vocoder, max_rows, min(VOCODER_ROWS, most), vocoder_bytes)
         if model.device.type == "cuda":
             max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)
         paged = make_device_flow(model.flow, max_bytes, packed)

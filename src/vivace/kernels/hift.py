@@ -7,8 +7,6 @@ and later) a launch may start while the one before it in its stream still runs, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from torch import Tensor
@@ -26,19 +24,7 @@ from vivace.kernels.hift_kernels import (
     states_kernel,
 )
 from vivace.kernels.hift_plan import Conv, Join, Mean, Post, Source, Spectrum, States
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Block shape of a convolution."""
-
-    m: int
-    n: int
-    k: int
-    warps: int = 4
-    stages: int = 3
-    taps_inside: bool = True
-    swapped: bool = False
+from vivace.kernels.hift_tiles import Tile, default_tile
 
 
 def _rounding(precision: str, is_half: bool) -> int:
@@ -48,39 +34,6 @@ def _rounding(precision: str, is_half: bool) -> int:
 
 def _operands(arena: Tensor, is_half: bool) -> Tensor:
     return arena.view(torch.float16) if is_half else arena
-
-
-def _half_tile(op: Conv, rows: int) -> Tile:
-    k = 64 if op.channels_in % 64 == 0 else 32
-    if rows * op.rows.most(50) * op.channels_out * len(op.groups) < 132 * 64 * 64:
-        return Tile(16, 32, k)
-    if op.channels_out % 128 == 0:
-        return Tile(128, 128, k, warps=8)
-    return Tile(128, 64 if op.channels_out % 64 == 0 else 32, k)
-
-
-def default_tile(op: Conv, precision: str, rows: int = 1) -> Tile:
-    """Block shape that was the fastest, or near it, where it was measured.
-
-    It is the same for any number of frames: with one order of summation, a stream's samples are the same bits
-    whatever its pieces are.
-    """
-    if precision == "ieee":
-        return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16)
-    if precision == "half":
-        return _half_tile(op, rows)
-    k = min(64, max(16, triton.next_power_of_2(op.channels_in)))
-    # Programs of a launch for a second of audio: a GPU wants about a hundred at least.
-    programs = triton.cdiv(op.rows.most(50), 64) * triton.cdiv(op.channels_out, 32)
-    if programs < 32:
-        return Tile(16, 32, k)
-    if precision == "tf32x3":
-        return Tile(
-            64 if op.rows.rate > 1 else 16, 64 if op.channels_out % 64 == 0 else 32, min(k, 32), stages=4
-        )
-    if programs < 100:
-        return Tile(64, 16, k, stages=4)
-    return Tile(64, 32, k, stages=4 if op.channels_in > 64 else 3)
 
 
 def conv(

@@ -13,7 +13,7 @@ from vivace.models.flow_pieces import FadingFlow, PieceFlow
 from vivace.models.flow_unet import UNetFlow
 from vivace.models.hift import CausalHiFT
 from vivace.models.hift_centred import CentredHiFT
-from vivace.models.hift_centred_device import CentredDeviceVocoder
+from vivace.models.hift_centred_device import MOST_ROWS, CentredDeviceVocoder
 from vivace.models.hift_device import DeviceVocoder
 from vivace.models.hift_fade import FadingHiFT
 from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
@@ -57,14 +57,18 @@ def make_piece_flow(flow: AnyFlow, max_rows: int) -> DevicePieceFlow | None:
     return None
 
 
-def make_device_vocoder(vocoder: AnyVocoder, slots: int, max_rows: int) -> AnyDeviceVocoder | None:
+def make_device_vocoder(
+    vocoder: AnyVocoder, slots: int, max_rows: int, max_bytes: int | None = None
+) -> AnyDeviceVocoder | None:
     """The vocoder on its own device; None where its kind has the plain way only.
 
     Args:
-        slots: streams that may be open at once. max_rows: streams of one launch.
+        slots: streams that may be open at once.
+        max_rows: streams of one launch; fewer where its kind has room for fewer.
+        max_bytes: memory for what they work on; None: as its kind chooses.
     """
     if isinstance(vocoder, CausalHiFT):
-        return DeviceVocoder(vocoder, slots=slots, max_rows=max_rows)
+        return DeviceVocoder(vocoder, slots=slots, max_rows=max_rows, max_bytes=max_bytes)
     if isinstance(vocoder, CentredHiFT) and not isinstance(vocoder, FadingHiFT):
-        return CentredDeviceVocoder(vocoder, slots=slots, max_rows=max_rows)
+        return CentredDeviceVocoder(vocoder, slots=slots, max_rows=min(max_rows, MOST_ROWS))
     return None

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from vivace.errors import SynthesisError
-from vivace.models.hift_device import DeviceStream, PendingSamples
+from vivace.models.hift_device import DeviceStream
 from vivace.models.hift_window import Column, WindowVocoder
+from vivace.models.host_samples import HostBuffers, HostCopy, PendingSamples, SamplePart, record_event
 from vivace.models.source import CounterNoise
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 BUCKETS = (28, 56, 112, 224)
 """New frames of a launch: half a second to four seconds at 50 Hz."""
+
+MOST_ROWS = 16
+"""Of one launch: more cost memory and graphs."""
 
 _COMMON = 56  # new frames that ``max_rows`` streams may bring together; more at once are several launches
 
@@ -59,8 +63,7 @@ class CentredDeviceVocoder:
         self._free = list(range(slots))[::-1]
         self._launches: dict[tuple[int, int], _Launch] = {}
         self._memory: Any = None
-        self._buffer_samples = (self.buckets[-1] + self.windows.reach) * self._hop
-        self._buffers: list[Tensor] = []
+        self._host = HostBuffers((self.buckets[-1] + self.windows.reach) * self._hop, 0, self._on_gpu)
 
     @property
     def num_open(self) -> int:
@@ -113,14 +116,7 @@ class CentredDeviceVocoder:
         Raises:
             SynthesisError: the samples hold non-finite values.
         """
-        if pending.event is not None:
-            pending.event.synchronize()
-        parts = [np.zeros(0, dtype=np.float32)]
-        for buffer, (start, end) in zip(pending.buffers, pending.ranges, strict=True):
-            parts.append(buffer[start:end].numpy().copy())
-        self._buffers += pending.buffers
-        pending.buffers, pending.ranges = [], []
-        samples: Samples = np.concatenate(parts)
+        samples, _ = self._host.collect(pending)
         if not np.isfinite(samples).all():
             raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
         return samples
@@ -130,8 +126,8 @@ class CentredDeviceVocoder:
         for bucket in self.buckets:
             for count in rows:
                 self._prepare(min(count, self._rows(bucket)), bucket)
-        if self._on_gpu:  # memory that the device copies into is slow to get
-            self._buffers += [self._buffer() for _ in range(2 * self.max_rows - len(self._buffers))]
+        if self._on_gpu:
+            self._host.reserve(1, 2 * self.max_rows)
 
     def _rows(self, bucket: int) -> int:
         """Streams of one launch of so many new frames: the longer, the fewer, so that memory stays in bounds."""
@@ -152,19 +148,17 @@ class CentredDeviceVocoder:
         launch = self._prepare(rows, bucket)
         launch.send([(stream.slot, stream.frames, mel, stream.noise_key) for stream, mel, _, _ in work])
         launch.run()
-        event = None
+        copies: list[HostCopy] = []
         for row, (stream, mel, is_last, pending) in enumerate(work):
             start, end = self._move(stream, mel.shape[1], is_last)
             if end > start:
-                buffer = self._buffers.pop() if self._buffers else self._buffer()
-                buffer[: end - start].copy_(launch.samples[row, start:end], non_blocking=True)
-                pending.buffers.append(buffer)
-                pending.ranges.append((0, end - start))
-        if self._on_gpu:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        for _, _, _, pending in work:
-            pending.event = event
+                copy = self._host.take(1, end - start, readers=1)
+                copy.values[0].copy_(launch.samples[row, start:end], non_blocking=True)
+                pending.parts.append(SamplePart(copy, 0, 0, end - start))
+                copies.append(copy)
+        event = record_event(self.device)
+        for copy in copies:
+            copy.event = event
 
     def _move(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[int, int]:
         """Counts the new frames; where in its window the samples begin and end that they complete."""
@@ -175,10 +169,6 @@ class CentredDeviceVocoder:
         done, ready = max(0, before - reach), after if is_last else max(0, after - reach)
         stream.frames, stream.is_finished = after, is_last
         return (done - first) * self._hop, (ready - first) * self._hop
-
-    def _buffer(self) -> Tensor:
-        """On the host, for the samples of one row."""
-        return torch.zeros(self._buffer_samples, pin_memory=self._on_gpu)
 
 
 class _Launch:

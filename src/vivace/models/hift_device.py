@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 from vivace.kernels.hift_plan import Param
 from vivace.models.f0 import F0Predictor
-from vivace.models.hift_layout import LayoutBuilder
+from vivace.models.hift_layout import Layout, LayoutBuilder
 from vivace.models.hift_pieces import HEADER, PieceRunner
+from vivace.models.host_samples import HostBuffers, PendingSamples, SamplePart, record_event
 from vivace.models.source import CounterNoise
 
 if TYPE_CHECKING:
@@ -42,20 +43,6 @@ class DeviceStream:
     is_finished: bool = False
 
 
-@dataclass(slots=True)
-class PendingSamples:
-    """Samples of one launch for one stream, on their way to the host.
-
-    Attributes:
-        error: why there are none, or not all; the stream cannot go on.
-    """
-
-    buffers: list[Tensor] = field(default_factory=list)
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    event: torch.cuda.Event | None = None
-    error: Exception | None = None
-
-
 _Row = tuple[DeviceStream, Tensor, bool, PendingSamples]
 """A stream, its next frames, whether they are the last, and where its samples will be."""
 
@@ -74,12 +61,14 @@ class DeviceVocoder:
         model: whose weights are packed; it lives on the device that is to be used.
         slots: streams that may be open at once.
         precision: of the convolutions: "half" (operands in float16: as many bits as TF32), "tf32", "tf32x3" (float32 as
-            the sum of three products) or "ieee" (float32); None chooses by the device. F0, the last convolution and all
-            sums between the convolutions keep float32's accuracy whatever it is.
+            the sum of three products) or "ieee" (float32); None: "half" on a GPU, "ieee" elsewhere. F0, the last
+            convolution and all sums between the convolutions keep float32's accuracy whatever it is.
         buckets: frames of the graphs.
         use_kernels: Triton; the plain versions otherwise. None chooses by the device.
         use_graphs: capture; None chooses by the device.
-        max_rows: streams of one launch.
+        max_rows: streams of one launch; more at once are several launches of nearly equal size.
+        max_bytes: memory for what the streams of a launch work on. Where it is too small for ``max_rows``, that becomes
+            the largest power of two that fits, one at least.
 
     Attributes:
         launches_halved: for want of memory, so far.
@@ -94,11 +83,12 @@ class DeviceVocoder:
         use_kernels: bool | None = None,
         use_graphs: bool | None = None,
         max_rows: int = 1,
+        max_bytes: int | None = None,
     ) -> None:
         self.device = model.conv_pre.weight.device
         on_gpu = self.device.type == "cuda"
-        self.precision = precision or ("tf32" if on_gpu else "ieee")
-        self.buckets, self.max_rows = tuple(sorted(buckets)), max_rows
+        self.precision = precision or ("half" if on_gpu else "ieee")
+        self.buckets = tuple(sorted(buckets))
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
         self._behind = model.fourier.n_fft // 2 - model.fourier.hop
@@ -111,20 +101,24 @@ class DeviceVocoder:
                 layout.round_weights()
             elif self.precision == "half":
                 layout.halve_weights()
+        self.max_rows = max_rows if max_bytes is None else _fitting(max_rows, layout, max_bytes)
         self.runner = PieceRunner(
             layout,
             self.device,
             slots,
-            max_rows,
-            self._max_frames * self._hop + self._behind,
+            self.max_rows,
+            lambda frames: frames * self._hop + self._behind,
             self.precision,
             on_gpu if use_kernels is None else use_kernels,
             on_gpu if use_graphs is None else use_graphs,
         )
         self._free = list(range(slots))[::-1]
-        self._host_params = [self._pinned((max_rows, len(Param)), torch.int64) for _ in range(_DEPTH)]
+        self._host_params = [
+            torch.zeros(self.max_rows, len(Param), dtype=torch.int64, pin_memory=on_gpu)
+            for _ in range(_DEPTH)
+        ]
         self._params_events: list[torch.cuda.Event | None] = [None] * _DEPTH
-        self._host_buffers: list[Tensor] = []
+        self._host = HostBuffers(self.runner.row_values, HEADER, on_gpu)
         self._launches = 0
         self.launches_halved = 0
 
@@ -171,8 +165,10 @@ class DeviceVocoder:
                     work.append((stream, mel[:, position : position + most], ends, own))
             if not work:
                 return pending
-            for start in range(0, len(work), self.max_rows):
-                self._launch_or_halve(work[start : start + self.max_rows])
+            count = -(-len(work) // self.max_rows)
+            for index in range(count):
+                start, end = (len(work) * i // count for i in (index, index + 1))
+                self._launch_or_halve(work[start:end])
             position += most
 
     def _launch_or_halve(self, work: list[_Row]) -> None:
@@ -199,16 +195,7 @@ class DeviceVocoder:
         """
         if pending.error is not None:
             raise pending.error
-        if pending.event is not None:
-            pending.event.synchronize()
-        parts, is_bad = [torch.zeros(0)], False
-        for buffer, (start, end) in zip(pending.buffers, pending.ranges, strict=True):
-            is_bad |= bool(buffer.view(torch.int32)[0])
-            parts.append(buffer[start:end])
-        samples: Samples = torch.cat(parts).numpy()
-        if self.device.type == "cuda":
-            self._host_buffers += pending.buffers
-        pending.buffers, pending.ranges = [], []
+        samples, is_bad = self._host.collect(pending)
         if is_bad:
             raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
         return samples
@@ -218,11 +205,9 @@ class DeviceVocoder:
         for bucket in self.buckets:
             for count in rows:
                 self.runner.prepare(bucket, count)
-        if self.device.type == "cuda":  # memory that the device copies into is slow to get
-            wanted = 2 * self.max_rows - len(self._host_buffers)
-            self._host_buffers += [
-                self._pinned(self.runner.out.shape[1:], torch.float32) for _ in range(wanted)
-            ]
+        if self.device.type == "cuda":
+            for count in rows:
+                self._host.reserve(count, 2)
 
     def _launch_rows(self, work: list[_Row]) -> None:
         which = self._launches % _DEPTH
@@ -238,26 +223,29 @@ class DeviceVocoder:
             host[row] = values
             frames = max(frames, values[Param.F0_FRAMES], values[Param.FRAMES])
             ranges.append(samples)
-        rows = len(work)
+        # A power of two, as there is no graph for every number; rows that are left over end at once.
+        rows = min(self.max_rows, 1 << (len(work) - 1).bit_length())
+        host[len(work) : rows] = 0
+        host[len(work) : rows, Param.SLOT] = self.runner.spare_slot
         bucket = next(bucket for bucket in self.buckets if bucket >= frames)
         # What may want memory comes before anything that moves a stream on the device.
         self.runner.prepare(bucket, rows)
-        buffers = [self._host_buffer() if end > start else None for start, end in ranges]
+        outputs = self.runner.outputs(bucket, rows)
+        readers = sum(end > start for start, end in ranges)
+        copy = self._host.take(rows, outputs.shape[1], readers) if readers else None
         self.runner.params[:rows].copy_(pinned[:rows], non_blocking=True)
-        self._params_events[which] = self._record()
+        self._params_events[which] = record_event(self.device)
         for row, (_, mel, _, _) in enumerate(work):
             if mel.shape[1]:
                 self.runner.mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
         self.runner.run(bucket, rows)
-        for row, (_, _, _, pending) in enumerate(work):
-            (start, end), buffer = ranges[row], buffers[row]
-            if buffer is not None:
-                buffer[:end].copy_(self.runner.out[row, :end], non_blocking=True)
-                pending.buffers.append(buffer)
-                pending.ranges.append((start, end))
-        event = self._record()
-        for _, _, _, pending in work:
-            pending.event = event
+        if copy is None:
+            return
+        copy.values.copy_(outputs, non_blocking=True)
+        copy.event = record_event(self.device)
+        for row, ((_, _, _, pending), (start, end)) in enumerate(zip(work, ranges, strict=True)):
+            if end > start:
+                pending.parts.append(SamplePart(copy, row, start, end))
 
     def describe(self, stream: DeviceStream, new: int, is_last: bool) -> tuple[list[int], tuple[int, int]]:
         """The parameters of a piece, and where in its output row the samples begin and end. Moves the stream on."""
@@ -287,17 +275,7 @@ class DeviceVocoder:
         first = HEADER + (self._behind if start == 0 else 0)
         return values, (first, HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
 
-    def _pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
-    def _host_buffer(self) -> Tensor:
-        if self._host_buffers:
-            return self._host_buffers.pop()
-        return self._pinned((self.runner.out.shape[1],), torch.float32)
-
-    def _record(self) -> torch.cuda.Event | None:
-        if self.device.type != "cuda":
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+def _fitting(rows: int, layout: Layout, max_bytes: int) -> int:
+    most = max(1, max_bytes // (4 * layout.size))
+    return min(rows, 1 << (most.bit_length() - 1))

@@ -63,11 +63,13 @@ class Layout:
     """All launches of a piece and the arena that they need.
 
     Attributes:
+        frames: most of a piece.
         size: values of one row's arena.
         histories: of the arena.
         mel: buffer of the input.
     """
 
+    frames: int
     size: int = 0
     histories: list[History] = field(default_factory=list)
     mel: Buffer = field(init=False)
@@ -110,7 +112,7 @@ class LayoutBuilder:
     def __init__(self, model: CausalHiFT, frames: int, half: bool = False) -> None:
         self._model, self._frames, self._half = model, frames, half
         self._config = model.config
-        self.layout = Layout()
+        self.layout = Layout(frames)
 
     def build(self) -> Layout:
         config, layout = self._config, self.layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
@@ -14,6 +14,7 @@ from vivace.kernels.hift_plan import Conv, Param, States
 from vivace.models.hift_layout import Layout
 
 HEADER = 4  # values before the samples of a row; the first one is the flag
+_ALIGNMENT = 16  # values: kernels are compiled once for all widths of output rows
 _BLOCK = 1024  # values that one program copies between arena and pool
 
 
@@ -25,14 +26,14 @@ class PieceRunner:
         device: where.
         slots: states that are kept.
         rows: most pieces at once.
-        samples: most samples of a row.
+        samples: most samples of a row, for so many frames.
         precision: of the convolutions.
         use_kernels: Triton; the plain versions otherwise.
         use_graphs: capture once, then replay.
 
     Attributes:
         params: what the pieces are, ``[rows, len(Param)]``; to be written before ``run``.
-        out: a header and the samples of every row; valid until the next run.
+        row_values: most values of an output row.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PieceRunner:
         device: torch.device,
         slots: int,
         rows: int,
-        samples: int,
+        samples: Callable[[int], int],
         precision: str,
         use_kernels: bool,
         use_graphs: bool,
@@ -54,15 +55,30 @@ class PieceRunner:
         self.pdl = on_gpu and use_kernels and torch.cuda.get_device_capability(device) >= (9, 0)
         self.arena = torch.zeros(rows, layout.size, device=device)
         self.params = torch.zeros(rows, len(Param), dtype=torch.int64, device=device)
-        self.out = torch.zeros(rows, -(-(HEADER + samples) // 4) * 4, device=device)
+        self._samples = samples
+        self.row_values = self._width(layout.frames)
+        self._out = torch.zeros(rows * self.row_values, device=device)
         self.states = self._state_pool(slots)
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._sides = [_stream(device) for _ in layout.stages] if on_gpu else []
+
+    @property
+    def spare_slot(self) -> int:
+        """Of pieces without frames, which compute nothing."""
+        return self.states.pool.shape[0] - 1
 
     def mel_rows(self, row: int, count: int) -> Tensor:
         """Where the new mel frames of a row go: ``[count, 80]``."""
         mel = self.layout.mel
         return self.arena[row, mel.origin : mel.origin + count * mel.channels].view(count, mel.channels)
+
+    def outputs(self, frames: int, rows: int) -> Tensor:
+        """What ``run(frames, rows)`` writes: a header and the samples of every row, in one stretch of memory.
+
+        Valid until the next run.
+        """
+        width = self._width(frames)
+        return self._out[: rows * width].view(rows, width)
 
     def run(self, frames: int, rows: int) -> None:
         """The first ``rows`` pieces, none of more than ``frames`` frames."""
@@ -77,10 +93,9 @@ class PieceRunner:
         """Captures the graph of ``run(frames, rows)`` unless it is there. Overwrites ``params``."""
         if not self._use_graphs or (frames, rows) in self.graphs:
             return
-        # A piece without frames computes nothing, but compiles and loads the kernels before the capture. Its slot is
-        # a spare one behind the real ones.
+        # A piece without frames computes nothing, but compiles and loads the kernels before the capture.
         self.params.zero_()
-        self.params[:, Param.SLOT] = self.states.pool.shape[0] - 1
+        self.params[:, Param.SLOT] = self.spare_slot
         stream = _stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -97,7 +112,7 @@ class PieceRunner:
         """All launches of ``run``, one by one."""
         kernels, layout, precision, pdl = self._kernels, self.layout, self.precision, self.pdl
         arena, params, states = self.arena[:rows], self.params[:rows], self.states
-        out = self.out[:rows]
+        out = self.outputs(frames, rows)
 
         def convs(ops: Sequence[Conv], chained: bool = True) -> None:
             for op in ops:
@@ -126,6 +141,9 @@ class PieceRunner:
         kernels.post(layout.post, arena, params, frames, last, pdl)
         kernels.inverse(layout.post, arena, params, frames, out, HEADER, pdl)
         kernels.save_states(states, arena, params, pdl)
+
+    def _width(self, frames: int) -> int:
+        return -(-(HEADER + self._samples(frames)) // _ALIGNMENT) * _ALIGNMENT
 
     def _aside(self, index: int) -> AbstractContextManager[object]:
         """Launches inside run beside those that follow, until ``_wait_for(index)``."""
