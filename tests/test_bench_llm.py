@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from vivace.bench import llm
 from vivace.bench.llm import divergence, exactness, floor_bytes, parse_batches, random_lm, run
 from vivace.bench.llm_steps import CHOICES, EagerSteps, StaticSteps
 from vivace.cli import app
@@ -48,6 +51,31 @@ def test_command_prints_a_table_and_one_document():
 def test_arguments_out_of_range(arguments):
     with pytest.raises(InvalidRequestError):
         run("mini", **arguments)
+
+
+def test_a_way_that_fails_or_takes_too_long_is_a_row_with_its_reason(monkeypatch):
+    tried = []
+
+    def open_steps(choice, lm, batch, *_):
+        tried.append((choice, batch))
+        if choice == "graph":
+            raise OSError("no compiler")
+        try:
+            threading.Event().wait(10)
+        except TimeoutError:
+            raise RuntimeError("the compiler ran into something") from None
+
+    monkeypatch.setattr(llm, "open_steps", open_steps)
+    document = run("mini", batches=(1, 2), context=3, runs=1, choices=("compile", "graph"), limit_s=0.05)
+    reasons = [row["reason"] for row in document["rows"]]
+    assert reasons == [
+        "took more than 0.05 s",
+        "no compiler",
+        "took more than 0.05 s at a smaller batch",
+        "no compiler",
+    ]
+    assert tried == [("compile", 1), ("graph", 1), ("graph", 2)]
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_batches_of_the_command_line():

@@ -6,6 +6,8 @@ floor is the time in which the measured copy bandwidth moves the weights and the
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ import torch
 from vivace.bench.common import clock_of, heading
 from vivace.bench.llm_steps import CHOICES, Steps, open_steps
 from vivace.config import SpeechLMConfig
-from vivace.engine.lm_kernels import draw_rows, kernels_run_on
+from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.errors import InvalidRequestError
 from vivace.models.lm_paged import BUCKETS, PAGE_TOKENS, PagedLM, RowCommand, RowPrompt
 from vivace.models.speech_lm import SpeechLM
@@ -29,6 +31,7 @@ RANDOM = "random"
 """In place of a model: full-size random weights, made on the device."""
 
 _STEPS = 32  # of one run
+_LIMIT_S = 60.0
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 
 
@@ -56,6 +59,7 @@ def run(
     runs: int = 3,
     choices: tuple[str, ...] = (),
     seed: int = 0,
+    limit_s: float = _LIMIT_S,
 ) -> dict[str, Any]:
     """Measures every choice at every batch size.
 
@@ -64,6 +68,7 @@ def run(
         context: positions in the cache when a run starts.
         runs: repetitions after two that warm up; medians count.
         choices: some of ``CHOICES``; none: all.
+        limit_s: of one choice at one batch size, compiling included; what takes longer is not tried again.
 
     Returns:
         One document with the field names of the benchmark rows.
@@ -76,10 +81,19 @@ def run(
     _check(batches, context, runs, choices)
     lm = load_lm(model, device, dtype, seed)
     bandwidth = copy_bandwidth(torch.device(device))
-    rows = []
+    rows: list[Row] = []
+    too_slow: set[str] = set()
     for batch in batches:
         floor_us = floor_bytes(lm.config, batch, context, dtype.itemsize) / bandwidth * 1e6
-        rows += [_measured(lm, choice, batch, context, runs, floor_us) for choice in choices]
+        for choice in choices:
+            if choice in too_slow:
+                rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s at a smaller batch"))
+                continue
+            try:
+                rows.append(_measured(lm, choice, batch, context, runs, floor_us, limit_s))
+            except TimeoutError:
+                too_slow.add(choice)
+                rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s"))
     return {
         **heading("llm", device, model, dtype),
         "context": context,
@@ -169,17 +183,25 @@ def floor_bytes(config: SpeechLMConfig, batch: int, context: int, width: int) ->
 
 
 @torch.inference_mode()
-def _measured(lm: SpeechLM, choice: str, batch: int, context: int, runs: int, floor_us: float) -> Row:
-    """One choice at one batch size. What cannot run here is a row with a reason, never an end of the benchmark."""
+def _measured(
+    lm: SpeechLM, choice: str, batch: int, context: int, runs: int, floor_us: float, limit_s: float
+) -> Row:
+    """One choice at one batch size. What cannot run here is a row with a reason, never an end of the benchmark.
+
+    Raises:
+        TimeoutError: it took longer than ``limit_s``.
+    """
     device = lm.llm_decoder.weight.device
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limited(limit_s) as alarm:
             warnings.simplefilter("ignore", UserWarning)  # why a way cannot run is in its row
             steps = open_steps(choice, lm, batch, context, _STEPS)
             if isinstance(steps, str):
                 return Row(choice, batch, reason=steps)
             timed = [_once(steps, clock_of(device)) for _ in range(runs + 2)][2:]
-    except (RuntimeError, NotImplementedError, ImportError) as error:
+    except Exception as error:  # compilers raise what they like, and dress up what is raised inside them
+        if alarm.is_set():
+            raise TimeoutError from error
         return Row(choice, batch, reason=(str(error).strip() or type(error).__name__).splitlines()[0])
     finally:
         if device.type == "cuda":
@@ -194,6 +216,30 @@ def _measured(lm: SpeechLM, choice: str, batch: int, context: int, runs: int, fl
         floor_us=round(floor_us, 2),
         floor_share=round(floor_us / per_step, 3),
     )
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[threading.Event]:
+    """Raises TimeoutError inside after so many seconds, and sets what it yields.
+
+    That takes a main thread and a system with interval timers; elsewhere there is no limit.
+    """
+    fired = threading.Event()
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield fired
+        return
+
+    def fire(*_: object) -> None:
+        fired.set()
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, fire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield fired
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _once(steps: Steps, clock: Callable[[], float]) -> tuple[float, float]:
@@ -227,7 +273,10 @@ def exactness(lm: SpeechLM, prompt: int = 64, tokens: int = 32, seed: int = 0) -
     found = {"plain": _plain_scores(lm, text, speech)}
     if kernels_run_on(device):
         for bucket in (1, 32):
-            found[f"kernels, {bucket} rows"] = _paged_scores(lm, text, speech, bucket)
+            found[f"kernels, {bucket} rows"] = paged_scores_of(lm, text, speech, bucket)
+        resident = resident_scores_of(lm, text, speech)
+        if resident is not None:
+            found["persistent"] = resident
     return [{"choice": name, **divergence(expected, scores)} for name, scores in found.items()]
 
 
@@ -256,14 +305,33 @@ def _plain_scores(lm: SpeechLM, text: torch.Tensor, speech: torch.Tensor) -> tor
     return lm.logits(lm(embeds[None])[0, len(text) :]).float()
 
 
-def _paged_scores(lm: SpeechLM, text: torch.Tensor, speech: torch.Tensor, bucket: int) -> torch.Tensor:
-    positions = len(text) + len(speech)
-    pages = 1 + -(-positions // PAGE_TOKENS)
+def paged_scores_of(lm: SpeechLM, text: torch.Tensor, speech: torch.Tensor, bucket: int) -> torch.Tensor:
+    """Scores behind each speech token by ``PagedLM``'s kernels for ``bucket`` rows, float32 ``[tokens, vocab]``."""
+    return _prompted(lm, text, len(speech), bucket).forced_scores(0, speech.tolist(), bucket)
+
+
+def resident_scores_of(lm: SpeechLM, text: torch.Tensor, speech: torch.Tensor) -> torch.Tensor | None:
+    """The same by the resident kernel, whose draws are overruled; None where it does not fit."""
+    paged = _prompted(lm, text, len(speech), 1)
+    kernel = single_kernel(paged)
+    if kernel is None:
+        return None
+    state, slots, scores = paged.state, torch.zeros(1, dtype=torch.int32, device=paged.device), []
+    for token in speech.tolist():
+        state.token[0], state.stop[0], state.remaining[0] = token, 0, 1
+        kernel.launch(state, slots, paged.pool, paged.table, 1)
+        scores.append(kernel.logits)
+    return torch.stack(scores)
+
+
+def _prompted(lm: SpeechLM, text: torch.Tensor, more: int, num_slots: int) -> PagedLM:
+    """``PagedLM`` with the text in row 0 and room for ``more`` positions behind it."""
+    pages = 1 + -(-(len(text) + more) // PAGE_TOKENS)
     paged = PagedLM(
         lm,
         draw_rows(lm.config),
         num_pages=pages + 1,
-        num_slots=bucket,
+        num_slots=num_slots,
         max_positions=pages * PAGE_TOKENS,
         use_kernels=True,
     )
@@ -283,4 +351,4 @@ def _paged_scores(lm: SpeechLM, text: torch.Tensor, speech: torch.Tensor, bucket
         temperature=1.0,
     )
     paged.collect(paged.prompt(prompt))
-    return paged.forced_scores(0, speech.tolist(), bucket)
+    return paged
