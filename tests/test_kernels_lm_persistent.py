@@ -121,11 +121,12 @@ def test_the_blocks_streams_hold_every_weight_once(grid):
 
 
 def test_which_models_and_devices_it_serves():
-    assert FULL.problem(132) is None
+    for multiprocessors in (114, 132, 144):  # H100 PCIe; H100 SXM and H200; a whole chip
+        assert FULL.problem(multiprocessors) is None
     assert "too few" in FULL.problem(112) or "share" in FULL.problem(112)
     assert FULL.problem(80) is not None
     assert dataclasses.replace(FULL, hidden=960).problem(132) is not None
-    assert dataclasses.replace(FULL, intermediate=5400).problem(132) is not None
+    assert dataclasses.replace(FULL, intermediate=6400).problem(132) is not None
     tiny = tiny_config().lm
     shape = persistent.Shape(tiny.hidden_size, 256, 2, 2, 1, tiny.num_speech_rows, 729, 1e-6)
     assert shape.problem(32) is None
@@ -231,16 +232,17 @@ def pack(one):
     )
 
 
+def emulated(config, **options):
+    missing = emulated_lm.missing()
+    if missing:
+        pytest.skip(missing)
+    return Rig(config, torch.device("cpu"), emulated_lm.EmulatedKernel, **options)
+
+
 @pytest.fixture(scope="module", params=["emulated", "tiny", "full"])
 def rig(request):
-    if request.param == "emulated":
-        missing = emulated_lm.missing()
-        if missing:
-            pytest.skip(missing)
-        # A ring of so few chunks turns several times in a step.
-        small = persistent.Tuning(stages=8, chunk_bytes=1024)
-        device = torch.device("cpu")
-        return Rig(tiny_config().lm, device, emulated_lm.EmulatedKernel, grid=32, tuning=small)
+    if request.param == "emulated":  # the ring has so few chunks that it turns several times in a step
+        return emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024))
     if not has_gpu:
         pytest.skip("needs a GPU of compute capability 9.0")
     device = torch.device("cuda")
@@ -250,8 +252,21 @@ def rig(request):
 
 
 @torch.inference_mode()
+def test_scores_where_the_blocks_shares_differ():
+    wide = {"hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 1590}
+    config = dataclasses.replace(tiny_config().lm, **wide)
+    rig = emulated(config, grid=37, tuning=persistent.Tuning(24, 2048))
+    for length in (1, 40, 300):
+        check_scores(rig, length)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 65, 129, 700])
 def test_scores_are_those_of_the_plain_model(rig, length):
+    check_scores(rig, length)
+
+
+def check_scores(rig, length):
     ids = torch.randint(0, 700, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     rig.prompt(ids)
     rig.rule(SamplingParams())

@@ -30,6 +30,9 @@ MOST_TOP_K = 64
 MOST_PAGES = 512
 _BIAS_BYTES = 32
 _OWN_PAIRS = 4
+_MOST_ROWS = 96
+"""Of the gate and up product, or of the head, that one block has; the ring holds so many."""
+
 SOURCES = (
     "lm_persistent_device.cu",
     "lm_persistent.cu",
@@ -90,7 +93,7 @@ class Shape:
             return "the model is wider than one block's threads"
         if self.hidden // 2 < grid or -(-self.hidden // 2 // grid) > _OWN_PAIRS or self.intermediate < grid:
             return f"{grid} multiprocessors cannot share the model's rows"
-        if 2 * max(self.most_units(grid), -(-self.vocab_pairs // grid)) > min(80, self.hidden // 2):
+        if 2 * max(self.most_units(grid), -(-self.vocab_pairs // grid)) > min(_MOST_ROWS, self.hidden // 2):
             return f"{grid} multiprocessors cannot share the model's rows"
         if -(-self.qkv_pairs // grid) > 8 or grid <= self.heads * SPLITS:
             return f"{grid} multiprocessors are too few for the model's heads"
