@@ -173,7 +173,7 @@ def plant_nan(engine, live, stage):
             stages.lm.paged.pool[:, :, live.segment.lm._lease.pages] = nan
         elif stage == "flow":
             pool = stages.flow._flow.pool
-            for page in live.segment.flow.pages[live.prompt_pages :]:
+            for page in live.segment.flow.pages[live.ticket.prompt_pages :]:
                 pool.resolve(page)[: pool._size] = nan
         else:
             stages.vocoder.runner.states.pool[live.vocoder._stream.slot] = nan

@@ -34,6 +34,12 @@ def serve(
     gpus: Annotated[str | None, typer.Option(help="An engine on each of so many GPUs, or 'all'.")] = None,
     max_streams: MaxStreams = None,
     deterministic: Deterministic = False,
+    host_memory: Annotated[
+        float,
+        typer.Option(
+            min=0, max=4096, help="GB of this machine's memory for each GPU's streams when that is full."
+        ),
+    ] = 0.0,
     api_keys: Annotated[
         Path | None, typer.Option(help="File with API keys, one a line (or VIVACE_API_KEYS).")
     ] = None,
@@ -93,6 +99,7 @@ def serve(
             lm_variant=lm.value,
             max_streams=max_streams,
             deterministic=deterministic,
+            host_memory_gb=host_memory,
         )
         run(
             lambda: open_service(settings, watermark, places),

@@ -234,6 +234,14 @@ class Admission:
         ticket.swapped_pages = ticket.held_pages - ticket.prompt_pages
         self.host_used += ticket.swapped_pages
 
+    def stay(self, ticket: Ticket) -> None:
+        """After ``leave``: its pages could not be sent, and are where they were."""
+        assert ticket.place is Place.LEAVING, "it was not about to leave"
+        ticket.place = Place.DEVICE
+        self.num_away -= 1
+        self.host_used -= ticket.swapped_pages
+        ticket.swapped_pages = 0
+
     def come_back(self, ticket: Ticket) -> None:
         """Its pages begin to come back, which ``fits``; until ``moved`` they are held in both places."""
         assert ticket.place is Place.HOST, "only what is in host memory can come back"

@@ -67,6 +67,7 @@ class AsyncEngine:
         warm_up: bool = True,
         max_streams: int | None = None,
         deterministic: bool = False,
+        host_memory_gb: float = 0.0,
     ) -> AsyncEngine:
         """As ``Engine.open``, without holding up the event loop. On a GPU ``MANY_STREAMS`` run at once by default."""
         if max_streams is None and torch.device(device).type != "cpu":
@@ -82,6 +83,7 @@ class AsyncEngine:
             warm_up=warm_up,
             max_streams=max_streams,
             deterministic=deterministic,
+            host_memory_gb=host_memory_gb,
         )
         return cls(engine)
 

@@ -23,6 +23,7 @@ import torch
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, SynthesisResult
 from vivace.engine.device_stages import QUEUE_PER_ROW, DeviceStages
+from vivace.engine.gauges import engine_gauges
 from vivace.engine.intake import Intake
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.loop import EngineLoop
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 MOST_STREAMS = BUCKETS[-1]
 """Rows of the largest launch of the speech LM."""
 
+MOST_HOST_GB = 4096
+
 FEW_STREAMS = 8
 """Streams of a device where nobody says how many: quick to warm up."""
 
@@ -60,6 +63,7 @@ class Engine:
         max_streams: requests that run at once; twice as many may wait. None: ``FEW_STREAMS`` on a CUDA device;
             elsewhere as many as the scheduler takes.
         deterministic: on a CUDA device, the same samples in any company, at a price (``docs/architecture.md``).
+        host_memory_gb: see ``open``.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Engine:
         vocoder_noise: NoiseSource | None = None,
         max_streams: int | None = None,
         deterministic: bool = False,
+        host_memory_gb: float = 0.0,
     ) -> None:
         self._assets = assets
         self._config = assets.model.config
@@ -82,7 +87,7 @@ class Engine:
         if vocoder_noise is None:
             streams = max_streams or FEW_STREAMS
             device = DeviceStages.open(assets.model, assets.limits, streams, deterministic=deterministic)
-        self._stages = Stages(assets.model, assets.limits, vocoder_noise, device)
+        self._stages = Stages(assets.model, assets.limits, vocoder_noise, device, _gb_bytes(host_memory_gb))
         capacity = self._stages.capacity
         if device is None and max_streams is not None:
             capacity = replace(capacity, running=max_streams, queue=QUEUE_PER_ROW * max_streams)
@@ -104,6 +109,7 @@ class Engine:
         warm_up: bool = True,
         max_streams: int | None = None,
         deterministic: bool = False,
+        host_memory_gb: float = 0.0,
     ) -> Engine:
         """Loads a model folder (official layout or our own format) and its voices.
 
@@ -119,10 +125,12 @@ class Engine:
                 to warm up; None takes ``FEW_STREAMS`` there, and 64 without a queue on a CPU.
             deterministic: on a CUDA device, the same request gives the same samples in any company. Slow in company
                 (``docs/architecture.md`` has the price); on a CPU it is always so.
+            host_memory_gb: of the machine's own memory, locked for pages of streams that a full CUDA device need not
+                hold at the moment, so that others may start.
 
         Raises:
             ModelFolderError: the folder cannot be used; the message names the file.
-            InvalidRequestError: ``max_streams`` is out of range.
+            InvalidRequestError: ``max_streams`` or ``host_memory_gb`` is out of range.
         """
         assets = load_assets(
             model,
@@ -133,7 +141,9 @@ class Engine:
             limits=limits,
             tokenizer=tokenizer,
         )
-        engine = cls(assets, max_streams=max_streams, deterministic=deterministic)
+        engine = cls(
+            assets, max_streams=max_streams, deterministic=deterministic, host_memory_gb=host_memory_gb
+        )
         if warm_up:
             engine.warm_up()
         return engine
@@ -170,29 +180,13 @@ class Engine:
 
     def gauges(self) -> dict[str, float]:
         """Figures for a server's metrics, by their names there."""
-        requests, limit = self._scheduler.requests, self._scheduler.limit
-        chunks, rows = self._loop.last_plan
-        figures = {
-            "queue_length": len(requests.queue),
-            "batch_size": rows,
-            "flow_batch_size": chunks,
-            "flow_batch_limit": limit.chunks,
-            "pages_used": requests.kv_used,
-            "flow_pages_used": requests.held,
-            "engine_busy_ratio": limit.busy_percent / 100,
-            "step_seconds_p99": limit.step_ms_p99 / 1000,
-        }
-        if self._stages.is_paged:
-            capacity = self._scheduler.capacity
-            figures |= {"pages_total": capacity.kv_pages, "flow_pages_total": capacity.flow_pages}
-        if self._assets.model.device.type == "cuda":
-            figures["gpu_memory_bytes"] = torch.cuda.memory_allocated(self._assets.model.device)
-        return {name: float(value) for name, value in figures.items()}
+        device = self._assets.model.device
+        return engine_gauges(self._scheduler, self._stages, self._loop.last_plan, device)
 
-    def use_device(self, stages: DeviceStages) -> None:
-        """From now on the engine runs with ``stages``. No request may be live."""
-        self._stages.use(stages)
-        self._scheduler.use(stages.capacity)
+    def use_device(self, stages: DeviceStages, host_bytes: int = 0) -> None:
+        """From now on the engine runs with ``stages``, and host memory for pages. No request may be live."""
+        self._stages.use(stages, host_bytes)
+        self._scheduler.use(self._stages.capacity)
 
     def end_stalled_after(self, seconds: float) -> None:
         """Requests whose consumer takes nothing of a full queue for so long are ended."""
@@ -352,3 +346,11 @@ class Engine:
     def ask_for_sign(self, answer: Callable[[], object]) -> None:
         """Calls ``answer`` (in any thread) once the step that runs has ended; at once if none does. A watchdog asks."""
         self._loop.turn.tell(answer)
+
+
+def _gb_bytes(host_memory_gb: float) -> int:
+    if not 0 <= host_memory_gb <= MOST_HOST_GB:
+        raise InvalidRequestError(
+            f"host_memory_gb must lie between 0 and {MOST_HOST_GB}", param="host_memory_gb"
+        )
+    return int(host_memory_gb * 1e9)

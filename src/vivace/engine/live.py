@@ -79,7 +79,6 @@ class LiveRequest:
     Attributes:
         vocoder: runs on through all segments; None before the first chunk on a device, and once the request has ended,
             as are the others that may be.
-        prompt_pages: of the flow's memory, which it may hold from its start to its end.
         reader, feed: the two sides of its text; None for voice conversion.
         pieces: where streamed text comes from when the caller gave an iterable.
         given_tokens: speech tokens to render instead of text.
@@ -106,7 +105,6 @@ class LiveRequest:
     given_tokens: list[int] | None = None
     segment: Segment | None = None
     segment_input: SegmentInput | None = None
-    prompt_pages: int = 0
     attempt: int = 0
     num_segments: int = 0
     num_text_tokens: int = 0

@@ -14,7 +14,7 @@ import torch
 
 from vivace.datatypes import FinishReason, SamplingParams
 from vivace.engine.interleave import Done, Feed, Interleaver, Piece, WaitForText
-from vivace.engine.kv_cache import RowPool
+from vivace.engine.kv_cache import RowLease, RowPool
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
@@ -233,6 +233,16 @@ class DeviceLMSession:
     @property
     def num_speech_tokens(self) -> int:
         return self._rules.num_speech_tokens
+
+    @property
+    def lease(self) -> RowLease:
+        """The row's slot and pages."""
+        return self._lease
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that its pages hold, once nothing is under way."""
+        return self._length
 
     def decode(self, count: int) -> list[int]:
         """Make up to ``count`` speech tokens; fewer at the end or when text is missing.

@@ -149,15 +149,42 @@ class EngineLoop:
     def _step(self) -> bool:
         started_ms = now_ms()
         with torch.inference_mode(), self._stages.on_device():
-            changed = self._emit_all(self._stages.collect(), ())
+            moved = self._note_arrivals()
+            changed = self._emit_all(self._stages.collect(), ()) or moved
             plan = self._scheduler.plan(started_ms)
             if plan is None:
                 return changed
             for request_id, reason in plan.overdue:
                 self._end_overdue(self.live[request_id], reason)
+            self._swap(plan)
             self._emit_all(self._stages.run(plan, self.live), plan.requests)
         self._note_step(plan, started_ms)
         return True
+
+    def _note_arrivals(self) -> bool:
+        """Tells the scheduler whose pages are where they were sent; whether there was any."""
+        swapper = self._stages.swapper
+        arrived = [] if swapper is None else swapper.arrived()
+        for live in arrived:
+            self._scheduler.moved(live.ticket)
+        return bool(arrived)
+
+    def _swap(self, plan: StepPlan) -> None:
+        """Begins to move pages to host memory and back."""
+        swapper = self._stages.swapper
+        for live in self._planned(plan.swap_in):
+            assert swapper is not None
+            try:
+                swapper.come_back(live)
+            except Exception as error:
+                self._fail(live, error)
+        for live in self._planned(plan.swap_out):
+            assert swapper is not None
+            try:
+                swapper.leave(live)
+            except Exception as error:
+                _log.warning("pages cannot move to host memory and stay on the device", exc_info=error)
+                self._scheduler.stop_swapping(live.ticket)
 
     def _emit_all(self, outcomes: Iterator[Outcome], planned: Iterable[int]) -> bool:
         """Hands over what a step made; whether that was anything. A fault of the step itself ends its requests."""
@@ -207,9 +234,12 @@ class EngineLoop:
         self._finish(live, "error", error)
 
     def _finish_planned(self, planned: Iterable[int], finish: Callable[[LiveRequest], None]) -> None:
-        for request_id in planned:
-            if request_id in self.live:
-                finish(self.live[request_id])
+        for live in self._planned(planned):
+            finish(live)
+
+    def _planned(self, planned: Iterable[int]) -> list[LiveRequest]:
+        """Those that have not ended meanwhile."""
+        return [self.live[request_id] for request_id in planned if request_id in self.live]
 
     def _end_overdue(self, live: LiveRequest, reason: Overdue) -> None:
         if reason == "queue":
@@ -242,6 +272,8 @@ class EngineLoop:
             return
         live.wall_ms = live.elapsed_ms()
         live.account_waiting()
+        if self._stages.swapper is not None:
+            self._stages.swapper.forget(live)
         live.release()
         if reason == "cancelled":
             live.chunks.clear()

@@ -113,8 +113,9 @@ class Scheduler:
         """All its pages have arrived where a plan sent them."""
         self.requests.moved(ticket)
 
-    def stop_swapping(self) -> None:
-        """Host memory cannot be used: nothing more is sent there."""
+    def stop_swapping(self, ticket: Ticket) -> None:
+        """Host memory cannot be used: ``ticket``'s pages stay where they are, and nothing more is sent there."""
+        self.requests.stay(ticket)
         self.capacity = replace(self.capacity, host_pages=0)
 
     # -- one step ------------------------------------------------------------------------------------------------

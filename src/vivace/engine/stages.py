@@ -25,6 +25,7 @@ from vivace.engine.lm_device import DeviceLMSession
 from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
 from vivace.engine.scheduler import Capacity, StepPlan
 from vivace.engine.silence import is_near_silent
+from vivace.engine.swapper import Swapper
 from vivace.engine.trace import Lane, Trace
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.engine.work import Outcome, Rendering, attempt
@@ -54,6 +55,10 @@ class Stages:
 
     Args:
         vocoder_noise: replaces the vocoder's own noise.
+        device: how they run, if not in the plain way. host_bytes: see ``use``.
+
+    Attributes:
+        swapper: moves pages to host memory and back, if there is any for them.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Stages:
         limits: Limits,
         vocoder_noise: NoiseSource | None = None,
         device: DeviceStages | None = None,
+        host_bytes: int = 0,
     ) -> None:
         self._model = model
         self._limits = limits
@@ -74,8 +80,9 @@ class Stages:
         self._batch: BatchRunner | None = None
         self._costs: Costs | None = None
         self.trace: Trace | None = None
+        self.swapper: Swapper | None = None
         if device is not None:
-            self.use(device)
+            self.use(device, host_bytes)
 
     def start_trace(self) -> Trace:
         """From now on every stage's work is noted."""
@@ -86,9 +93,10 @@ class Stages:
         """Notes what the body does, or queues on ``stream``, if a trace runs."""
         return nullcontext() if self.trace is None else self.trace.span(lane, stream)
 
-    def use(self, device: DeviceStages) -> None:
-        """From now on the stages run with ``device``."""
+    def use(self, device: DeviceStages, host_bytes: int = 0) -> None:
+        """From now on the stages run with ``device``, and pages may move to so much host memory."""
         self._device, self._flow = device, device.flow
+        self.swapper = Swapper.open(device, host_bytes)
         self._batch = BatchRunner(self, device)
         config, most = self._model.config, self._model.config.flow.num_tokens(self._limits.stream_frames)
         self._costs = Costs(
@@ -116,7 +124,11 @@ class Stages:
     @property
     def capacity(self) -> Capacity:
         """What there is room for."""
-        return Capacity() if self._device is None else self._device.capacity
+        if self._device is None:
+            return Capacity()
+        return replace(
+            self._device.capacity, host_pages=0 if self.swapper is None else self.swapper.num_frames
+        )
 
     def warm_up(self) -> None:
         """Compiles kernels and captures graphs, where there are any."""
@@ -261,7 +273,9 @@ class Stages:
         ticket, segment, feed = live.ticket, live.segment, live.feed
         ticket.opens_segment, ticket.spare_tokens = segment is None, 0
         held: Any = None if segment is None else segment.flow
-        ticket.hold(max(live.prompt_pages, len(held.pages) if isinstance(held, PagedStream) else 0))
+        ticket.hold(max(ticket.prompt_pages, len(held.pages) if isinstance(held, PagedStream) else 0))
+        row = None if segment is None else segment.lm
+        ticket.tokens_under_way = row.tokens_under_way if isinstance(row, DeviceLMSession) else 0
         if segment is None and live.given_tokens is not None:
             ticket.tokens_until_audio, ticket.waits_for_text, ticket.is_complete = 0, False, True
         elif segment is None:

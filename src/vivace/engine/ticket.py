@@ -30,7 +30,7 @@ class Ticket:
         flow_pages: of the flow's memory, likewise; likely_pages: by the length of its text.
         typical_pages: what it is counted for while it runs; set by the scheduler.
         held_pages, most_held: of the flow's memory, now and at most so far.
-        prompt_pages: those of them that stay on the device whatever happens; voices share them.
+        prompt_pages: those of the voice's prompt, which it may hold from its start to its end; they never leave.
         place: where the others are, and the pages of the speech LM's cache.
         swapped_pages: of the flow's memory, in host memory or on the way there or back.
         tokens_under_way: queued on the device and not taken; meanwhile its pages cannot leave.

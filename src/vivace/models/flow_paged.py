@@ -204,6 +204,20 @@ class PagedFlow(ABC):
         while stream.pages:
             self._pages.drop(stream.pages.pop())
 
+    def shorten(self, stream: PagedStream, count: int) -> None:
+        """Gives back all pages but the first ``count``, whose contents somebody keeps until ``lengthen``."""
+        while len(stream.pages) > count:
+            self._pages.drop(stream.pages.pop())
+
+    def lengthen(self, stream: PagedStream, count: int) -> None:
+        """Takes ``count`` more pages; what is in them has no meaning.
+
+        Raises:
+            SynthesisError: there are none.
+        """
+        assert not stream.closed, "the stream is closed"
+        stream.pages += self._take(stream, count)
+
     def step(self, stream: PagedStream, tokens: Sequence[int], is_last: bool) -> Tensor:
         """As the plain flow's ``step``: mel of the frames that the tokens complete, float32 ``[mel, n]``.
 

@@ -60,6 +60,6 @@ class HostFrames:
         for part in parts:
             assert part.is_contiguous(), "pages lie in one piece, or in several"
             flat = part.view(-1).view(torch.uint8)
+            assert start + flat.numel() <= self.frame_bytes, "a frame is too small for a page"
             yield flat, memory[start : start + flat.numel()]
             start += flat.numel()
-        assert start <= self.frame_bytes, "a frame is too small for a page"

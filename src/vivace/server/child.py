@@ -41,6 +41,7 @@ class EngineSettings:
     limits: Limits = field(default_factory=Limits)
     max_streams: int | None = None
     deterministic: bool = False
+    host_memory_gb: float = 0.0
 
     @property
     def is_slow(self) -> bool:

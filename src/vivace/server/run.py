@@ -110,6 +110,7 @@ async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
         limits=settings.limits,
         max_streams=settings.max_streams,
         deterministic=settings.deterministic,
+        host_memory_gb=settings.host_memory_gb,
     )
     return LocalService(engines, name)
 

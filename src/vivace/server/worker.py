@@ -80,6 +80,7 @@ async def open_engine(settings: Header) -> WorkerEngine:
         limits=Limits(**settings["limits"]),
         max_streams=settings["max_streams"],
         deterministic=settings["deterministic"],
+        host_memory_gb=settings["host_memory_gb"],
     )
 
 
