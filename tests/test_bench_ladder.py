@@ -38,10 +38,10 @@ def setup(random_model_folder):
     opened.close()
 
 
-def judge(text, samples, rate_hz):
+def judge(texts, spoken, rate_hz):
     """As many errors as seconds."""
-    assert text
-    return len(samples) / rate_hz
+    assert len(texts) == len(spoken) == 1
+    return len(spoken[0]) / rate_hz
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,44 @@ def test_a_rung_that_fails_does_not_end_the_run(random_model_folder, monkeypatch
     monkeypatch.setattr(ladder.Measurer, "measure", fail)
     found = ladder.run(str(random_model_folder), tokens=(40,), rungs=("reference",))
     assert [(row["reason"], row["rtf"]) for row in found["rows"]] == [("out of luck", None)]
+
+
+def test_a_lone_first_change_is_the_first_rung_and_measured_once(random_model_folder, monkeypatch):
+    measured = []
+
+    def count(self, plan):
+        measured.append(plan.key)
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(ladder.Measurer, "measure", count)
+    found = ladder.run(str(random_model_folder), tokens=(40,), rungs=("last-state", "vectorised-sampling"))
+    assert measured == ["last-state", "vectorised-sampling", "vectorised-sampling-alone"]
+    assert [row["kind"] for row in found["rows"]] == ["cumulative", "alone"] * 2
+
+
+def test_where_time_is_short_the_last_rungs_come_first_and_the_next_run_takes_up_the_rest(
+    random_model_folder, tmp_path, monkeypatch
+):
+    plans = [plan for plan in plan_ladder("cpu", names=SOME) if plan.reason is None]
+    order = [plan.key for plan in ladder.Limit(0.0).in_order(plans, None)]
+    assert order[:3] == ["kernels", "early-border", "half-flow"]
+    assert order[3:] == ["reference", "early-border-alone", "half-flow-alone"]
+    arguments = {"tokens": (30,), "rungs": ("half-flow", "kernels"), "alone": False, "out": tmp_path / "made"}
+    none = ladder.run(str(random_model_folder), **arguments, limit_s=0.0)
+    assert [row["reason"] for row in none["rows"]] == ["no time was left"] * 2
+
+    def end_the_process(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ladder.Measurer, "measure", end_the_process)
+        with pytest.raises(KeyboardInterrupt):
+            ladder.run(str(random_model_folder), **arguments, limit_s=100.0)
+    titles = []
+    progress = lambda title, *_: titles.append(title)  # noqa: E731
+    found = ladder.run(str(random_model_folder), **arguments, limit_s=100.0, progress=progress)
+    assert titles == ["half-precision flow", "our kernels (the engine)"]  # the one that was cut comes last
+    assert [row["reason"] for row in found["rows"]] == [None, None]
 
 
 def test_files_hold_what_the_document_holds(finished):
@@ -239,12 +277,12 @@ def test_whole_flow_gives_the_frames_of_the_stream(setup):
 def test_loop_draws_from_the_nucleus_and_breaks_repetition():
     rule = SamplingConfig(top_p=0.8, top_k=25, win_size=10, tau_r=0.1)
     scores = torch.tensor([0.0, 5.0, 9.0, 9.0, -20.0])
-    torch.manual_seed(0)
-    drawn = {draw_in_loop(scores.clone(), [], rule) for _ in range(50)}
+    generator = torch.Generator().manual_seed(0)
+    drawn = {draw_in_loop(scores.clone(), [], rule, generator) for _ in range(50)}
     assert drawn == {2, 3}
     alone = torch.tensor([0.0, 50.0, 0.0])
-    assert draw_in_loop(alone.clone(), [], rule) == 1
-    assert draw_in_loop(alone.clone(), [1], rule) in (0, 2)
+    assert draw_in_loop(alone.clone(), [], rule, generator) == 1
+    assert draw_in_loop(alone.clone(), [1], rule, generator) in (0, 2)
 
 
 @pytest.mark.parametrize("sampling", ["vectorised", "device"])
@@ -258,6 +296,27 @@ def test_decoders_draw_the_same_tokens(sampling):
     expected = [token for burst in static for token in burst]
     assert [token for burst in eager for token in burst] == expected
     assert times.steps == len(expected) - 1 == 11
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("compiled", "graphs"), [(True, False), (False, True), (True, True)])
+def test_compiled_and_captured_steps_draw_the_same_tokens(compiled, graphs):
+    config = tiny_config().lm
+    assert isinstance(config, SpeechLMConfig)
+    lm, given = random_lm(config, "cuda", torch.float32), LMInput([1, 2, 3], [4, 5])
+    found = []
+    for ways in ({"compiled": compiled, "graphs": graphs}, {"compiled": False, "graphs": False}):
+        decoder = StaticDecoder(lm, 40, **ways)
+        for _ in range(2):
+            bursts = []
+            thread = threading.Thread(
+                target=lambda: bursts.extend(decoder.decode(given, 12, DecodeTimes()))  # noqa: B023
+            )
+            thread.start()
+            thread.join()
+            found.append([token for burst in bursts for token in burst])
+    assert len(found[0]) == 12
+    assert all(tokens == found[0] for tokens in found)
 
 
 def test_who_waits_for_tokens_hears_of_the_end_and_of_faults():

@@ -1,48 +1,33 @@
 """The ladder: the same phrases through every rung, from the reference's way to the engine: ``vivace bench ladder``.
 
 A rung that cannot run here, or fails, is a row with a reason and never the end of the run. With a folder, finished
-rungs are kept there and a second run goes on behind them.
+rungs are kept there, so that a second run goes on where one ended.
 """
 
 from __future__ import annotations
 
-import csv
 import gc
-import hashlib
-import io
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vivace.bench.common import hardware
+from vivace.bench.common import hardware, heading
 from vivace.bench.floors import measure_ceilings
-from vivace.bench.ladder_measure import Judge, Measurer
-from vivace.bench.ladder_rungs import RUNGS, Plan, plan_ladder
-from vivace.bench.ladder_setup import CPU_TOKENS, TOKENS, Setup, check_tokens, open_setup
+from vivace.bench.ladder_judge import Judge
+from vivace.bench.ladder_measure import Measurer
+from vivace.bench.ladder_rungs import RUNGS, Plan, Switches, plan_ladder
+from vivace.bench.ladder_setup import TOKENS, Setup, check_tokens, open_setup
+from vivace.bench.ladder_store import FIGURES, Store
 from vivace.bench.limits import Floors, count_work, describe, formats
 from vivace.errors import InvalidRequestError
 
 Progress = Callable[[str, int, int], None]
 """Called before each measurement: its title, how many are done, how many there are."""
-
-FIGURES = (
-    "ttfb_ms_p50",
-    "rtf",
-    "floor_percent",
-    "tps",
-    "lm_ms",
-    "flow_ms",
-    "vocoder_ms",
-    "peak_memory_bytes",
-    "host_us_per_step",
-    "lm_kl",
-    "mel_snr_db",
-    "wer",
-)
 
 
 def run(
@@ -55,18 +40,21 @@ def run(
     rungs: tuple[str, ...] = (),
     out: Path | None = None,
     judge: Judge | None = None,
+    limit_s: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures the rungs.
 
     Args:
         model: folder, "mini", or "random" (full size).
-        tokens: speech tokens of each phrase, one to three numbers; none: ``TOKENS``, on a CPU ``CPU_TOKENS``.
+        tokens: speech tokens of each phrase, one to three numbers; none: ``TOKENS``.
         runs: repetitions after one that warms up; medians count.
         alone: also each change alone, on top of the reference's way.
         rungs: some of them by name; none: all.
         out: folder that keeps finished rungs; its ``ladder.json`` and ``ladder.csv`` are written anew.
         judge: word error rate of spoken phrases, where one is installed.
+        limit_s: no further rung is begun after so many seconds. The last rungs come first then, single changes last;
+            those without time left are rows that say so, and a second run with the same ``out`` takes them up.
 
     Returns:
         One document with the field names of the benchmark rows.
@@ -76,32 +64,27 @@ def run(
         InvalidRequestError: an argument is out of range, or ``out`` holds a run with other settings.
     """
     _check(runs, rungs)
-    kind = torch.device(device).type
-    tokens = tokens or (CPU_TOKENS if kind == "cpu" else TOKENS)
+    limit = Limit(None if limit_s is None else time.perf_counter() + limit_s)
+    tokens = tokens or TOKENS
     check_tokens(tokens)
-    settings = {
-        "model": model,
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "tokens": list(tokens),
-        "runs": runs,
-        "judge": judge is not None,
-    }
-    store = None if out is None else Store(out, settings)
     setup = open_setup(model, device, tokens)
     try:
-        plans = plan_ladder(kind, alone=alone, names=rungs)
-        rows = _measure_all(setup, plans, runs, judge, store, progress)
+        settings = {
+            "model": model,
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "tokens": list(tokens),
+            "runs": runs,
+            "judge": judge is not None,
+        }
+        store = None if out is None else Store(out, settings)
+        plans = plan_ladder(setup.device.type, alone=alone, names=rungs)
+        measure = _Measuring(setup, runs, judge)
+        rows = _measure_all(setup, plans, measure, store, progress, limit)
         floors = _floors(setup) if store is None else store.floors(lambda: _floors(setup))
         rows = [row | {"floor_percent": floor_percent(row, floors)} for row in rows]
-        document = {
-            "bench": "ladder",
-            "hardware": settings["hardware"],
-            "torch": torch.__version__,
-            "threads": settings["threads"],
-            "model": setup.assets.model.config.name,
-            "precision": "float32",
+        document = heading("ladder", device, setup.assets.model.config.name, torch.float32) | {
             "runs": runs,
             "tokens": list(tokens),
             "prompt_tokens": len(setup.voice.speech_tokens),
@@ -115,76 +98,12 @@ def run(
     return document
 
 
-class Store:
-    """A folder with one file per finished rung.
-
-    Raises:
-        InvalidRequestError: it holds rungs that were measured with other settings.
-    """
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder, self._rows = folder, folder / "rows"
-        self._rows.mkdir(parents=True, exist_ok=True)
-        path = folder / "settings.json"
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            other = [name for name, value in settings.items() if found.get(name) != value]
-            if other:
-                raise InvalidRequestError(
-                    f"{folder} holds a ladder with another {other[0]}; take another folder", param="out"
-                )
-        path.write_text(json.dumps(settings), encoding="utf-8")
-
-    def read(self, plan: Plan) -> dict[str, Any] | None:
-        """The row of a rung that was finished with the same switches."""
-        path = self._path(plan)
-        if not path.exists():
-            return None
-        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return row
-
-    def keep(self, plan: Plan, row: dict[str, Any]) -> None:
-        """Writes a finished rung; a half-written file is never read."""
-        path = self._path(plan)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(row), encoding="utf-8")
-        part.replace(path)
-
-    def floors(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """What the machine allows, measured once for all rungs of the folder."""
-        path = self._folder / "floors.json"
-        if not path.exists():
-            path.write_text(json.dumps(measure()), encoding="utf-8")
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-
-    def write(self, document: dict[str, Any]) -> None:
-        """The whole ladder as JSON and CSV."""
-        text = json.dumps(document, ensure_ascii=False, indent=1)
-        (self._folder / "ladder.json").write_text(text, encoding="utf-8")
-        (self._folder / "ladder.csv").write_text(csv_text(document), encoding="utf-8")
-
-    def _path(self, plan: Plan) -> Path:
-        switches = json.dumps(asdict(plan.switches), sort_keys=True)
-        return self._rows / f"{plan.key}-{hashlib.sha256(switches.encode()).hexdigest()[:8]}.json"
-
-
 def floor_percent(row: dict[str, Any], floors: list[dict[str, Any]]) -> float | None:
     """The floor's RTF over the rung's, in percent; the floor is that of the precision of its flow."""
     if row["reason"] is not None:
         return None
     floor = floors[1 if row["half"] else 0]
     return round(100 * float(floor["rtf"]) / float(row["rtf"]), 2)
-
-
-def csv_text(document: dict[str, Any]) -> str:
-    """One line a measurement."""
-    file = io.StringIO()
-    names = ["rung", "title", "kind", "reason", *FIGURES]
-    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(document["rows"])
-    return file.getvalue()
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
@@ -199,32 +118,64 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 
 def _measure_all(
     setup: Setup,
-    plans: Iterable[Plan],
-    runs: int,
-    judge: Judge | None,
+    plans: list[Plan],
+    measure: Callable[[Plan], dict[str, Any]],
     store: Store | None,
     progress: Progress | None,
+    limit: Limit,
 ) -> list[dict[str, Any]]:
-    plans = list(plans)
-    measurer: Measurer | None = None
-    rows = []
-    for done, plan in enumerate(plans):
+    """One row a plan, in their order. What two plans have in common is measured once."""
+    found: dict[Switches, dict[str, Any]] = {}
+    possible = limit.in_order([plan for plan in plans if plan.reason is None], store)
+    for done, plan in enumerate(possible):
         if progress is not None:
-            progress(plan.rung.title, done, len(plans))
-        row = None if store is None else store.read(plan)
-        if row is None:
-            if plan.reason is None and measurer is None:
-                measurer = Measurer(setup, runs, judge)
-            row = _row(plan, setup.device.type, measurer)
-            if store is not None and row["reason"] is None:
-                store.keep(plan, row)
-        rows.append(row)
-    return rows
+            progress(plan.rung.title, done, len(possible))
+        kept = None if store is None else store.read(plan)
+        if kept is not None:
+            found[plan.switches] = kept
+        elif plan.switches not in found:
+            if limit.is_over():
+                continue
+            with nullcontext() if store is None else store.begun(plan):
+                outcome = found[plan.switches] = measure(plan)
+            if store is not None and outcome["reason"] is None:
+                store.keep(plan, outcome)
+    nothing = dict.fromkeys(FIGURES)
+    return [
+        _row(plan, setup.device.type)
+        | (
+            found.get(plan.switches, nothing | {"reason": "no time was left"})
+            if plan in possible
+            else nothing
+        )
+        for plan in plans
+    ]
 
 
-def _row(plan: Plan, device_type: str, measurer: Measurer | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When to begin no further rung, a time of ``time.perf_counter``; None: never."""
+
+    ends: float | None = None
+
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.ends is not None and time.perf_counter() >= self.ends
+
+    def in_order(self, plans: list[Plan], store: Store | None) -> list[Plan]:
+        """Bottom rung first; where time is short the last first, single changes behind them, and what was cut last."""
+        if self.ends is None:
+            return plans
+        last_first = plans[::-1]
+        return sorted(
+            last_first, key=lambda plan: (store is not None and store.was_cut(plan), plan.kind == "alone")
+        )
+
+
+def _row(plan: Plan, device_type: str) -> dict[str, Any]:
+    """All but the outcome."""
     rung, switches = plan.rung, plan.switches
-    row: dict[str, Any] = {
+    return {
         "rung": rung.name,
         "title": rung.title,
         "about": rung.about,
@@ -233,17 +184,28 @@ def _row(plan: Plan, device_type: str, measurer: Measurer | None) -> dict[str, A
         "half": device_type == "cuda" if switches.engine else switches.half_flow,
         "reason": plan.reason,
     }
-    if plan.reason is None:
-        assert measurer is not None
+
+
+class _Measuring:
+    """Measures rungs; what they are compared with is made when the first one needs it."""
+
+    def __init__(self, setup: Setup, runs: int, judge: Judge | None) -> None:
+        self._setup, self._runs, self._judge = setup, runs, judge
+        self._measurer: Measurer | None = None
+
+    def __call__(self, plan: Plan) -> dict[str, Any]:
+        """The rung's figures, or the reason why there are none."""
         try:
-            return row | asdict(measurer.measure(plan))
+            if self._measurer is None:
+                self._measurer = Measurer(self._setup, self._runs, self._judge)
+            return {"reason": None} | asdict(self._measurer.measure(plan))
         except Exception as error:  # whatever a back end raises: the other rungs still count
-            row["reason"] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return {"reason": reason} | dict.fromkeys(FIGURES)
         finally:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    return row | dict.fromkeys(FIGURES)
 
 
 def _floors(setup: Setup) -> list[dict[str, Any]]:

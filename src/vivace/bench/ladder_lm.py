@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BURST_TOKENS = 5
 """Tokens that are read back together where they are drawn on the device."""
 
+_MASK_MULTIPLE = 16  # rows of a mask begin at such multiples, or PyTorch copies them
+
 
 @dataclass(frozen=True, slots=True)
 class LMInput:
@@ -134,7 +136,8 @@ class EagerDecoder:
         stop[config.speech_token_size :] = -torch.inf
         if self._sampling == "loop":
             history: list[int] = []
-            return lambda scores: draw_in_loop(scores + stop, history, config.sampling)
+            generator = torch.Generator(self._device).manual_seed(SamplingParams().seed)
+            return lambda scores: draw_in_loop(scores + stop, history, config.sampling, generator)
         drawing = _DeviceDrawing(self._lm)
         if self._sampling == "vectorised":
             return lambda scores: int(drawing.draw(scores))
@@ -159,11 +162,12 @@ def states_and_text_scores(lm: SpeechLM, x: Tensor, cache: KeyValueCache) -> lis
     return states
 
 
-def draw_in_loop(scores: Tensor, history: list[int], rule: SamplingConfig) -> int:
+def draw_in_loop(scores: Tensor, history: list[int], rule: SamplingConfig, generator: torch.Generator) -> int:
     """Repetition-aware nucleus sampling, candidate by candidate; appends what it draws to ``history``.
 
     Args:
         scores: ``[vocab]``, -inf = forbidden. Each comparison of a running sum waits for the device.
+        generator: on the device of the scores.
     """
     probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
     kept_probs: list[Tensor] = []
@@ -176,11 +180,11 @@ def draw_in_loop(scores: Tensor, history: list[int], rule: SamplingConfig) -> in
         kept_probs.append(prob)
         kept_ids.append(token)
     weights, candidates = torch.tensor(kept_probs).to(scores), torch.tensor(kept_ids).to(ids.device)
-    drawn = int(candidates[weights.multinomial(1, replacement=True)])
+    drawn = int(candidates[weights.multinomial(1, replacement=True, generator=generator)])
     recent = torch.tensor(history[-rule.win_size :], dtype=torch.int64).to(scores.device)
     if int((recent == drawn).sum()) >= rule.win_size * rule.tau_r:
         scores[drawn] = -torch.inf
-        drawn = int(scores.softmax(dim=0).multinomial(1, replacement=True))
+        drawn = int(scores.softmax(dim=0).multinomial(1, replacement=True, generator=generator))
     history.append(drawn)
     return drawn
 
@@ -204,14 +208,18 @@ class _DeviceDrawing:
 
 
 class StaticDecoder:
-    """Steps of static shape, compiled or as a CUDA graph; the prompt runs eagerly."""
+    """Steps of static shape, their layers compiled, or all in one CUDA graph, or both; the prompt runs eagerly."""
 
+    @torch.inference_mode()
     def __init__(self, lm: SpeechLM, capacity: int, *, compiled: bool, graphs: bool) -> None:
-        self._lm, self._capacity = lm, capacity
-        self._steps = StaticSteps(lm, 1, 0, capacity, is_compiled=compiled)
-        self._advance: Callable[[], object] = self._steps._step
-        if graphs:
-            self._advance = _captured(self._steps)
+        self._lm, self._capacity = lm, -(-capacity // _MASK_MULTIPLE) * _MASK_MULTIPLE
+        self._steps = steps = StaticSteps(lm, 1, 0, self._capacity, is_compiled=compiled)
+        for _ in range(3):
+            steps.reset()
+            steps.step()
+        self._advance: Callable[[], object] = _captured(steps) if graphs else steps.step
+        if steps._cache.is_cuda:
+            torch.cuda.synchronize()  # others use another stream
 
     @torch.inference_mode()
     def decode(self, given: LMInput, count: int, times: DecodeTimes) -> Iterator[list[int]]:
@@ -241,18 +249,17 @@ class StaticDecoder:
 
 
 def _captured(steps: StaticSteps) -> Callable[[], object]:
-    """One step, compiled or not, as a CUDA graph."""
+    """One step that has run before, compiled or not, as a CUDA graph."""
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            steps.reset()
-            steps._step()
+        steps.reset()
+        steps.step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     steps.reset()
-    with torch.cuda.graph(graph):
-        steps._step()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        steps.step()
     return graph.replay
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vivace.bench import ladder_quality as quality
 from vivace.bench.ladder_lm import open_decoder
-from vivace.bench.ladder_setup import Setup, fix_length
+from vivace.bench.ladder_setup import LIMITS, Setup, fix_length
 from vivace.bench.ladder_speech import Hops, Phrase, Spoken, Stages
-from vivace.bench.llm import exactness
 from vivace.datatypes import SamplingParams
 from vivace.engine.engine import Engine
+from vivace.engine.lm_kernels import kernels_run_on
 from vivace.engine.lm_runner import PlainSequence
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest
@@ -27,18 +28,20 @@ from vivace.models.lm_single import SingleStep
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vivace.bench.ladder_judge import Judge
     from vivace.bench.ladder_lm import Decoder
     from vivace.bench.ladder_rungs import Plan, Switches
-    from vivace.datatypes import Samples
     from vivace.models.flow import FlowModel
     from vivace.models.speech_lm import SpeechLM
 
-Judge = Callable[[str, "Samples", int], float]
-"""Word error rate of samples at a rate in hertz, against the text that they should speak."""
+WARM_TOKENS = 30
+"""Of the phrase that warms up: the least that goes through all stages."""
 
-WARM_TOKENS = 60
 QUALITY_TOKENS = 60
 DISPATCH_STEPS = 32
+
+PLANLESS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Kinds of fused attention that make no plan for a length that they have not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +88,20 @@ class Measurer:
         lm, flow = setup.speech_lm(half=switches.half_lm), setup.flow_model(half=switches.half_flow)
         decoder = self._decoder(lm, switches)
         config = setup.assets.model.config
-        with compiled_blocks(flow) if switches.compiled else nullcontext():
+        make_mel = quality.streamed_mel if switches.incremental_flow else quality.whole_mel
+        with ExitStack() as stack:
+            if switches.attention == "flash":  # process-wide, so it holds for the thread that decodes too
+                stack.enter_context(sdpa_kernel(list(PLANLESS)))
+            if switches.compiled:
+                stack.enter_context(compiled_blocks(flow))
             stages = Stages(config, setup.voice, switches, decoder, flow, setup.vocoder)
             self._warm_up(stages)
             runs, peak = self._speak_all(stages.speak)
+            mel = make_mel(flow, setup.voice, self._tokens)
+            kl = quality.kl_mean(self._scores, quality.lm_scores(lm)) if switches.half_lm else 0.0
         if peak is not None and setup.device.type == "cuda":  # other rungs' copies do not count
             peak += sum(weight_bytes(stage) for stage in (lm, flow, setup.vocoder)) - before
-        mel = quality.streamed_mel if switches.incremental_flow else quality.whole_mel
-        kl = quality.kl_mean(self._scores, quality.lm_scores(lm)) if switches.half_lm else 0.0
-        return self._figures(runs, peak, kl, mel(flow, setup.voice, self._tokens))
+        return self._figures(runs, peak, kl, mel)
 
     def _decoder(self, lm: SpeechLM, switches: Switches) -> Decoder:
         """Compiled and captured ones serve all rungs that want the same."""
@@ -116,8 +124,8 @@ class Measurer:
     def _measure_engine(self) -> Figures:
         setup, before = self._setup, allocated(self._setup.device)
         dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
-        assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype)
-        with Engine(assets) as engine:
+        assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype, limits=LIMITS)
+        with Engine(assets, max_streams=1) as engine:
             engine.warm_up()
             dispatch_s = _launch_s(engine, assets)
 
@@ -138,12 +146,11 @@ class Measurer:
         lm = assets.model.lm
         if SingleStep.fits(lm):
             return quality.kl_mean(self._scores, quality.single_step_scores(lm))
-        if self._setup.device.type == "cuda":
-            ways = {
-                entry["choice"]: entry["kl_mean"] for entry in exactness(self._setup.speech_lm(half=True))
-            }
-            return float(ways.get("kernels, 1 rows", ways["plain"]))
-        return 0.0
+        if self._setup.device.type != "cuda":
+            return 0.0
+        half = self._setup.speech_lm(half=True)  # the engine has packed its own weights
+        scores = quality.paged_scores if kernels_run_on(self._setup.device) else quality.lm_scores
+        return quality.kl_mean(self._scores, scores(half))
 
     def _speak_all(self, speak: Callable[[Phrase], Spoken]) -> tuple[list[list[Spoken]], int | None]:
         forget_peak(self._setup.device)
@@ -163,9 +170,8 @@ class Measurer:
         dispatch = [spoken.dispatch_s for run in runs for spoken in run if spoken.dispatch_s is not None]
         wer = None
         if self._judge is not None:
-            pairs = zip(setup.phrases, runs[0], strict=True)
-            errors = [self._judge(phrase.text, spoken.samples, rate) for phrase, spoken in pairs]
-            wer = sum(errors) / len(errors)
+            texts, spoken = (phrase.text for phrase in setup.phrases), (each.samples for each in runs[0])
+            wer = round(self._judge(list(texts), list(spoken), rate), 4)
         return Figures(
             runs=len(runs),
             audio_seconds=round(audio_s, 3),
@@ -202,13 +208,14 @@ def _spoken(engine: Engine, setup: Setup, phrase: Phrase, dispatch_s: float | No
 def _engine_mel(engine: Engine, setup: Setup, tokens: list[int]) -> Tensor:
     """What the engine's own flow makes of the tokens."""
     runner = engine._stages._flow
-    stream = runner.open(setup.voice)
-    try:
-        mel = runner.step(stream, list(tokens), is_last=True)  # type: ignore[arg-type]
-        runner.check()
-        return mel.float().cpu().clone()
-    finally:
-        runner.close(stream)  # type: ignore[arg-type]
+    with engine._stages.on_device():
+        stream = runner.open(setup.voice)
+        try:
+            mel = runner.step(stream, list(tokens), is_last=True)  # type: ignore[arg-type]
+            runner.check()
+            return mel.float().cpu().clone()
+        finally:
+            runner.close(stream)  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
@@ -219,18 +226,19 @@ def _launch_s(engine: Engine, assets: Assets) -> float | None:
         return None
     lm = device.lm
     sequence = PlainSequence(lm.lm, [], list(range(8)), [])
-    session = lm.open(
-        sequence, SamplingParams(), segment=0, token_text_ratio=(1e3, 1e3), max_tokens=4 * DISPATCH_STEPS
-    )
-    try:
-        session.decode(2)
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        session.launch(DISPATCH_STEPS)
-        spent = time.perf_counter() - begun
-        session.collect()
-    finally:
-        session.close()
+    with engine._stages.on_device():
+        session = lm.open(
+            sequence, SamplingParams(), segment=0, token_text_ratio=(1e3, 1e3), max_tokens=4 * DISPATCH_STEPS
+        )
+        try:
+            session.decode(2)
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            session.launch(DISPATCH_STEPS)
+            spent = time.perf_counter() - begun
+            session.collect()
+        finally:
+            session.close()
     return spent / DISPATCH_STEPS
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vivace.bench.llm import divergence
+from vivace.bench.llm import divergence, paged_scores_of
 from vivace.engine.flow_runner import FlowRunner
 from vivace.models.lm_single import SingleStep
 
@@ -38,6 +38,13 @@ def single_step_scores(lm: SpeechLM, prompt: int = 64, tokens: int = 32, seed: i
     lm(lm.embed_text(text)[None], cache)
     step = SingleStep(lm)
     return torch.stack([lm.logits(step.hidden(int(token), cache)) for token in speech]).float().cpu()
+
+
+@torch.inference_mode()
+def paged_scores(lm: SpeechLM, prompt: int = 64, tokens: int = 32, seed: int = 0) -> Tensor:
+    """The same by the kernels for one row on a device."""
+    text, speech = random_tokens(lm, prompt, tokens, seed)
+    return paged_scores_of(lm, text, speech, bucket=1).cpu()
 
 
 def random_tokens(lm: SpeechLM, prompt: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:

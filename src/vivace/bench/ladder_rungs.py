@@ -8,6 +8,7 @@ from typing import Literal
 Sampling = Literal["loop", "vectorised", "device"]
 Waiting = Literal["polling", "event"]
 Borders = Literal["shared", "own", "early"]
+Attention = Literal["any", "flash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,10 @@ class Switches:
         sampling: "loop": the nucleus in a Python loop over tensors, one token at a time; "vectorised": tensor
             operations, each token read back; "device": the token stays where it was drawn, bursts are read back.
         half_flow, half_lm: weights and activations in bfloat16.
-        compiled: ``torch.compile`` for the DiT, and for a step of the speech LM with static shapes.
+        attention: "any": PyTorch chooses among all its fused ones; "flash": among those that plan nothing for a
+            length that they have not seen (cuDNN's does).
+        compiled: ``torch.compile`` for the blocks of the DiT that compute whole passes, and for the layers of the
+            speech LM, whose steps have static shapes; one piece of code serves all blocks or layers.
         graphs: one step of the speech LM is one CUDA graph.
         waiting: "polling": the thread that renders sleeps 100 ms between two looks; "event": it is woken.
         parallel: the vocoder of a chunk runs beside the flow of the next one.
@@ -33,6 +37,7 @@ class Switches:
     sampling: Sampling = "loop"
     half_flow: bool = False
     half_lm: bool = False
+    attention: Attention = "any"
     compiled: bool = False
     graphs: bool = False
     waiting: Waiting = "polling"
@@ -112,9 +117,16 @@ RUNGS = (
         carried_on=("cuda",),
     ),
     Rung(
+        "sdpa",
+        "SDPA back end named",
+        "flash attention, where PyTorch's own choice may be one that makes a plan for every new length",
+        (("attention", "flash"),),
+        needs_cuda=True,
+    ),
+    Rung(
         "compile",
-        "SDPA back ends, torch.compile",
-        "static shapes and compiled blocks; attention is the fused one on every rung",
+        "torch.compile",
+        "layers of the speech LM with static shapes, and blocks of the DiT for any length",
         (("compiled", True),),
         needs_cuda=True,
     ),

@@ -12,6 +12,7 @@ import torch
 from vivace.bench.ladder_lm import LMInput
 from vivace.bench.ladder_speech import Phrase
 from vivace.bench.single import RANDOM
+from vivace.config import Limits
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.text_feed import TextFeed, TextReader
@@ -23,15 +24,19 @@ from vivace.random_checkpoint import write_random_checkpoint
 from vivace.voice import Voice
 
 TEXTS = (
-    "The ferry leaves the harbour at seven, just when the fog begins to lift.",
-    "She opened the letter twice, read it once, and put it back behind the old clock.",
-    "Nobody could say who had planted the apple trees along the road to the mill.",
+    "She opened the window, looked at the rain for a while, and then decided to stay at home until the evening.",
+    "We walked along the river in the morning, the only sound was the wind in the tall grass, and nobody wanted to be"
+    " the first one of us to turn back.",
+    "In the spring the farmers open the gates, the cold water runs down into the fields, and after a few weeks all of"
+    " the land that was dry in the winter is green again.",
 )
+"""As long as ``TOKENS`` when the embedded model speaks them, so that a judge hears all of their words and no more."""
+
+LIMITS = Limits(segment_text_tokens=200)
+"""Each of them is one segment."""
+
 TOKENS = (150, 200, 230)
 """Speech tokens of the phrases: 23.2 s of audio at 25 a second."""
-
-CPU_TOKENS = (75, 100, 115)
-"""Half of them, so that the whole ladder of a small model takes minutes on two cores."""
 
 FEWEST_TOKENS = 30
 
@@ -106,7 +111,7 @@ def open_setup(model: str, device: str, tokens: tuple[int, ...]) -> Setup:
         temporary = tempfile.TemporaryDirectory(prefix="vivace-")
         model = str(Path(temporary.name) / RANDOM)
         write_random_checkpoint(model, "full")
-    assets = load_assets(model, device=device)
+    assets = load_assets(model, device=device, limits=LIMITS)
     lm, flow, vocoder = assets.model.lm, assets.model.flow, assets.model.vocoder
     if not isinstance(lm, SpeechLM) or not isinstance(flow, FlowModel) or not isinstance(vocoder, CausalHiFT):
         raise InvalidRequestError("the ladder is that of CosyVoice 3; take such a model", param="model")
@@ -133,6 +138,7 @@ def read_phrase(assets: Assets, voice: Voice, text: str, num_tokens: int) -> Phr
     """
     if assets.frontend is None:
         raise InvalidRequestError("this model folder has no tokenizer", param="model")
+    text = assets.frontend.segments(text, None)[0][0]
     request = SynthesisRequest(text)
     feed = TextFeed(assets.frontend, request, voice)
     feed.add(TextReader(assets.frontend, request).read(text))

@@ -32,9 +32,9 @@ CHOICES = (
     "persistent",
 )
 """``eager…``: PyTorch's calls one by one, with its own choice of attention or one named. ``compile``: the same with
-static shapes through ``torch.compile``. ``graph``: that in a CUDA graph, uncompiled. ``kernels``: ``PagedLM``;
-``deterministic``: the same with one order of sums in all batches; ``persistent``: with the resident kernel for one
-row."""
+static shapes and layers that ``torch.compile`` has made. ``graph``: the plain step of static shapes in a CUDA graph.
+``kernels``: ``PagedLM``; ``deterministic``: the same with one order of sums in all batches; ``persistent``: with the
+resident kernel for one row."""
 
 
 class Steps(Protocol):
@@ -120,7 +120,10 @@ class EagerSteps:
 
 
 class StaticSteps:
-    """The plain step with static shapes: positions as a tensor, the whole cache behind a mask."""
+    """The plain step with static shapes: positions as a tensor, the whole cache behind a mask.
+
+    Compiled are its layers and not the step: the code of one serves all, so that it takes seconds whatever the depth.
+    """
 
     def __init__(
         self, lm: SpeechLM, batch: int, context: int, steps: int, *, is_compiled: bool = False
@@ -135,7 +138,7 @@ class StaticSteps:
         self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)
         self._at = torch.full((1,), context, device=weight.device)
         self._ages = torch.arange(capacity, device=weight.device)
-        self._step = torch.compile(self.step, dynamic=False) if is_compiled else self.step
+        self._run_layer = torch.compile(self._layer, dynamic=False) if is_compiled else self._layer
 
     def reset(self) -> None:
         self._at.fill_(self._context)
@@ -143,7 +146,7 @@ class StaticSteps:
 
     def run(self) -> None:
         for _ in range(self._steps):
-            self._step()
+            self.step()
 
     def finish(self) -> None:
         self._drawing.tokens.tolist()
@@ -155,7 +158,7 @@ class StaticSteps:
         rotary = self._cos[self._at], self._sin[self._at]
         mask = (self._ages <= self._at)[None, None, None]
         for layer, cache in zip(lm.layers, self._cache, strict=True):
-            x = self._layer(layer, cache, x, rotary, mask)  # type: ignore[arg-type]
+            x = self._run_layer(layer, cache, x, rotary, mask)  # type: ignore[arg-type]
         self._drawing.draw(lm.logits(lm.norm(x)[:, 0]))
         self._at += 1
 

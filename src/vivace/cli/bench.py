@@ -104,7 +104,7 @@ def bench_llm(
 def bench_ladder(
     model: BenchModel = "mini",
     tokens: Annotated[
-        str, typer.Option(help="Speech tokens of each phrase; empty: 150,200,230, on a CPU half of that.")
+        str, typer.Option(help="Speech tokens of each phrase; empty: 150,200,230, which is 23.2 s of audio.")
     ] = "",
     runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 1,
     alone: Annotated[bool, typer.Option(help="Also each change alone.")] = True,
@@ -113,10 +113,18 @@ def bench_ladder(
         Path | None,
         typer.Option("--out", "-o", help="Folder for JSON, CSV and a report; a second run goes on there."),
     ] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Word error rate by Whisper: needs faster-whisper and a model.")
+    ] = False,
+    limit_seconds: Annotated[
+        float | None,
+        typer.Option(help="Begin no further rung after this; the last rungs come first then.", min=0.0),
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """From the reference's way to the engine, one change at a time, on this machine."""
     from vivace.bench.ladder import parse_tokens, run
+    from vivace.bench.ladder_judge import WhisperJudge
     from vivace.bench.ladder_table import ladder_progress, print_ladder
     from vivace.bench.report import ladder_page
 
@@ -129,6 +137,8 @@ def bench_ladder(
             alone=alone,
             rungs=_names(rungs),
             out=out,
+            judge=WhisperJudge() if judge else None,
+            limit_s=limit_seconds,
             progress=progress,
         )
     print_ladder(document)
