@@ -108,6 +108,51 @@ def test_few_streams_render_what_is_ready():
     assert decoded(plan) == [1]
 
 
+def test_where_streams_share_launches_one_chunk_of_each_comes_before_several_of_one():
+    scheduler = make(Capacity(batch=8, pack=4), quiet_rows=1)
+    for request_id in (1, 2, 3):
+        scheduler.add(playing(request_id, 9000, spare_tokens=200))
+    assert scheduler.plan(10_000).render == ((1, 1), (2, 1), (3, 1))
+    scheduler = make(Capacity(batch=8, pack=4), quiet_rows=1)
+    scheduler.add(playing(1, 9000, spare_tokens=200))
+    assert scheduler.plan(10_000).render == ((1, 4),)
+
+
+def test_the_limit_holds_for_streams_that_have_time_and_not_for_the_others():
+    scheduler = make(Capacity(batch=8, pack=2))
+    for request_id in range(1, 9):
+        scheduler.add(playing(request_id, 100 if request_id <= 6 else 9000))
+    scheduler.limit.chunks = 4
+    assert rendered(scheduler.plan(10_000)) == [1, 2, 3, 4, 5, 6]
+    assert scheduler.limit.was_cut
+
+
+def test_a_first_chunk_counts_for_the_prompts_last_one_too():
+    scheduler = make(Capacity(batch=8, pack=2))
+    scheduler.add(Ticket(1, tokens_until_audio=0, opens_segment=False, submitted_ms=9_950))
+    for request_id in range(2, 7):
+        scheduler.add(playing(request_id, 9000))
+    scheduler.limit.chunks = 4
+    assert rendered(scheduler.plan(10_000)) == [1, 2, 3]
+
+
+def test_whoever_waits_for_room_gets_it_sooner_when_steps_are_full():
+    scheduler = make(Capacity(batch=8, pack=2, running=6, queue=2))
+    for request_id in range(1, 7):
+        scheduler.add(playing(request_id, 9000))
+    scheduler.limit.chunks = 4
+    scheduler.add(Ticket(7, submitted_ms=9_990))
+    assert rendered(scheduler.plan(10_000)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_all_tokens_of_a_first_chunk_in_one_step_and_the_others_step_along():
+    scheduler = make(quiet_rows=0)
+    scheduler.add(playing(1, 500, tokens_until_audio=25))
+    assert scheduler.plan(10_000).decode == ((1, 16),)
+    scheduler.add(Ticket(2, tokens_until_audio=28, submitted_ms=9_990))
+    assert dict(scheduler.plan(10_000).decode) == {1: 32, 2: 28}
+
+
 def test_the_first_chunk_gets_its_tokens_and_no_more():
     scheduler = make()
     scheduler.add(Ticket(1, tokens_until_audio=13))
@@ -244,20 +289,44 @@ def test_the_time_to_come_back_follows_the_pace():
 # -- the batch's size --------------------------------------------------------------------------------------------
 
 
+def run_steps(limit, count, step_ms, wall_ms, *, was_cut=False):
+    for _ in range(count):
+        limit.was_cut = was_cut
+        limit.note(step_ms, wall_ms)
+
+
 def test_long_steps_make_batches_smaller_and_idle_time_larger():
     limit = BatchLimit(16, target_ms=100, window=10)
-    for _ in range(10):
-        limit.note(150, 150)
+    run_steps(limit, 10, 150, 150)
     assert (limit.chunks, limit.step_ms_p99, limit.busy_percent) == (12, 150, 100)
-    for _ in range(10):
-        limit.note(80, 100)
+    run_steps(limit, 10, 80, 100)
     assert limit.chunks == 12
-    for _ in range(10):
-        limit.note(80, 200)
+    run_steps(limit, 10, 80, 200)
     assert limit.chunks == 15
-    for _ in range(100):
-        limit.note(80, 200)
+    run_steps(limit, 100, 80, 200)
     assert limit.chunks == 16
-    for _ in range(1000):
-        limit.note(1000, 1000)
+    run_steps(limit, 1000, 1000, 1000)
     assert limit.chunks == 1
+
+
+def test_batches_keep_the_size_that_is_cheap_unless_memory_is_missing():
+    limit = BatchLimit(64, least=32, target_ms=100, window=10)
+    run_steps(limit, 1000, 1000, 1000)
+    assert limit.chunks == 32
+    limit.shrink()
+    assert limit.chunks == 24
+    run_steps(limit, 10, 1000, 1000)
+    assert limit.chunks == 24
+
+
+def test_steps_that_are_too_small_for_the_load_do_not_shrink_however_long_they_take():
+    limit = BatchLimit(64, target_ms=100, window=10)
+    run_steps(limit, 30, 150, 150)
+    assert limit.chunks == 27
+    run_steps(limit, 10, 150, 150, was_cut=True)
+    assert (limit.chunks, limit.full_percent) == (33, 100)
+    run_steps(limit, 100, 150, 150, was_cut=True)
+    assert limit.chunks == 64
+    run_steps(limit, 6, 150, 150)  # between the two shares nothing changes
+    run_steps(limit, 4, 150, 150, was_cut=True)
+    assert (limit.chunks, limit.full_percent) == (64, 40)

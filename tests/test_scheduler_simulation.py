@@ -283,7 +283,7 @@ def test_a_return_that_is_never_looked_for_again_is_found(monkeypatch):
 
     monkeypatch.setattr(scheduler, "plan_returns", stale)
     with pytest.raises((Violation, AssertionError, ValueError)):
-        run(SwapWorld(3, TIGHT_SWAPS, replace(SWAPS, swap_out_ms=10**9, swap_in_ms=5000)), 20_000)
+        run(SwapWorld(8, TIGHT_SWAPS, replace(SWAPS, swap_out_ms=10**9, swap_in_ms=5000)), 20_000)
 
 
 def test_counting_on_requests_that_are_away_is_found(monkeypatch):
@@ -302,4 +302,4 @@ def test_room_that_is_promised_twice_is_found(monkeypatch):
         self.kv_used -= ticket.kv_pages
 
     monkeypatch.setattr(Admission, "come_back", forgetful)
-    assert found_by(SwapWorld(12, CACHE_SWAPS))
+    assert found_by(SwapWorld(13, CACHE_SWAPS))

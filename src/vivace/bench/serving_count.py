@@ -46,8 +46,8 @@ class Steps:
 class _CountedLimit(BatchLimit):
     """Also keeps how long each step took."""
 
-    def __init__(self, most: int, owner: CountingScheduler) -> None:
-        super().__init__(most)
+    def __init__(self, like: BatchLimit, owner: CountingScheduler) -> None:
+        super().__init__(like.most, least=like.least)
         self._owner = owner
 
     def note(self, step_ms: int, wall_ms: int) -> None:
@@ -63,7 +63,7 @@ class CountingScheduler(Scheduler):
     def use(self, capacity: Capacity) -> None:
         super().use(capacity)
         self.counted = Steps()
-        self.limit = _CountedLimit(capacity.batch, self)
+        self.limit = _CountedLimit(self.limit, self)
 
     def plan(self, now_ms: int = 0) -> StepPlan | None:
         plan = super().plan(now_ms)

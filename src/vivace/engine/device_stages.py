@@ -308,6 +308,7 @@ class DeviceStages:
                 pages = (max_bytes - kept) // paged.pool.page_bytes
         capacity = Capacity(
             batch=max(2, min(MOST_CHUNKS, max_rows)),
+            pack=1 if paged is None else packed,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
             kv_pages=lm.rows.num_free_pages,

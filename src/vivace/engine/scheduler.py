@@ -90,7 +90,7 @@ class Scheduler:
     def use(self, capacity: Capacity) -> None:
         """Plans for other stages from now on. No request may be live."""
         self.capacity = capacity
-        self.limit = BatchLimit(capacity.batch)
+        self.limit = BatchLimit(capacity.batch, least=min(2 * capacity.pack, capacity.batch))
         self.requests = Admission(capacity, self.policy.max_requests)
         self._blocked = None
 
@@ -190,17 +190,21 @@ class Scheduler:
     def _renderings(self, ready: list[_Ready], now_ms: int) -> list[tuple[int, int]]:
         """Chunks of the most urgent streams, as many as the step may have and the pages allow."""
         render: list[tuple[int, int]] = []
-        room, most = self.limit.chunks, self.capacity.flow_pages
+        most = self.capacity.flow_pages
+        used, later = 0, self._room_for_later()
         is_quiet = len(ready) <= self.policy.quiet_rows
         running = self.requests.running.values()
         free = most - sum([ticket.held_pages for ticket in running])
         scarce = free < sum([ticket.flow_pages - ticket.held_pages for ticket in running])
         self._blocked = None
-        for _, _, _, ticket in ready:
-            if room <= 0:
-                break
+        self.limit.was_cut = False
+        for rank, _, _, ticket in ready:
             if ticket.tokens_until_audio:
                 continue
+            room = (later if rank == _LATER else self.capacity.batch) - used
+            if room <= 0:
+                self.limit.was_cut = True
+                break
             hop = min(self._hop(ticket, now_ms, is_quiet), room)
             left = max(0, ticket.flow_pages - ticket.held_pages)
             # When pages are scarce fewer chunks may do where many do not.
@@ -215,14 +219,24 @@ class Scheduler:
             free -= min(hop, left)
             ticket.served = self._step
             render.append((ticket.request_id, hop))
-            room -= hop
+            used += hop + (
+                ticket.first_ms < 0
+            )  # the first one may bring the last chunk of the prompt with it
         return render
+
+    def _room_for_later(self) -> int:
+        """Chunks of a step beyond which no stream is served that has time. Who waits for memory is helped by nothing
+        but the end of others: then as many as there may be."""
+        return self.capacity.batch if self.requests.queue else self.limit.chunks
 
     def _hop(self, ticket: Ticket, now_ms: int, is_quiet: bool) -> int:
         """Chunks to render at once; 0: more tokens first, for the playback is safe meanwhile.
 
-        With few others there is nothing to wait for: a chunk of one stream costs the same alone.
+        With few others there is nothing to wait for: a chunk of one stream costs the same alone. Where streams share
+        launches, one chunk of each costs less than several of one.
         """
+        if self.capacity.pack > 1 and not is_quiet:
+            return 1
         known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
         wanted = self.wanted_hop(ticket, now_ms)
         is_enough = known >= wanted or is_quiet or ticket.is_complete or ticket.waits_for_text
@@ -236,8 +250,10 @@ class Scheduler:
     def _decodings(self, ready: list[_Ready], render: dict[int, int]) -> list[tuple[int, int]]:
         """Rows that step together: all that may, up to the tokens that their next hop needs."""
         policy, chunk = self.policy, self.capacity.chunk_tokens
-        quiet = len(ready) <= policy.quiet_rows
-        burst = policy.quiet_tokens if quiet else policy.burst_tokens
+        # A first chunk gets all its tokens in one step, and meanwhile the other rows step along.
+        is_new = any(ticket.first_ms < 0 and ticket.tokens_until_audio for _, _, _, ticket in ready)
+        is_long = is_new or len(ready) <= policy.quiet_rows
+        burst = policy.quiet_tokens if is_long else policy.burst_tokens
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:

@@ -86,6 +86,7 @@ class Capacity:
 
     Attributes:
         batch: most chunks of one step; 1: a step is one burst of decoding or one chunk, of one request.
+        pack: streams whose chunks share a launch of the flow; 1: each has its own.
         running: requests that may hold state at once; queue: those that may wait beyond them.
         kv_pages, flow_pages: pages there are for requests.
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
@@ -93,6 +94,7 @@ class Capacity:
     """
 
     batch: int = 1
+    pack: int = 1
     running: int = 64
     queue: int = 0
     kv_pages: int = 1 << 60
@@ -108,9 +110,10 @@ class Policy:
     Attributes:
         max_requests: live requests beyond which a new one is refused; None: as the stages have room for.
         burst_tokens: most tokens one row decodes in a step, so that no request holds the machine for long;
-            quiet_tokens: with at most ``quiet_rows`` rows. So few do not wait for larger hops either.
+            quiet_tokens: with at most ``quiet_rows`` rows, or when there is a first chunk to decode for: as many as
+            that needs. So few do not wait for larger hops either.
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
-            launch of its own, and only eight launches of the speech LM may be under way.
+            launch of its own.
         max_pending_chunks: undelivered chunks at which a request pauses.
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
         max_hop_chunks: chunks of one stream in a step while its playback is safe; safe_ms: credit per chunk of it.

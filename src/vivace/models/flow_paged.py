@@ -253,10 +253,9 @@ class PagedFlow(ABC):
         active = [work for work in works if isinstance(work, Work)]
         try:
             while active := [work for work in active if work.sizes and work.error is None]:
-                rest = active
-                for count in self._launch_sizes(len(active)):
-                    self._run_or_halve(rest[:count])
-                    rest = rest[count:]
+                # Whoever has most chunks left goes first, so that the last launches are not for few streams.
+                active.sort(key=lambda work: -len(work.sizes))
+                self._run_or_halve(active[: self._launch_sizes(len(active))[0]])
         except BaseException:  # no page is lost; what the streams hold goes back when they are closed
             for work in works:
                 if isinstance(work, Work):
