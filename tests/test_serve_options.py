@@ -45,6 +45,7 @@ def test_streams_and_determinism_reach_the_engine(served):
     assert (settings.max_streams, settings.deterministic, settings.device) == (None, False, "cpu")
     assert devices == ("cpu",)
     assert served("--no-deterministic")[0].deterministic is False
+    assert (settings.host_memory_gb, served("--host-memory", "20")[0].host_memory_gb) == (0, 20)
 
 
 def test_devices_reach_the_engines(served, monkeypatch):

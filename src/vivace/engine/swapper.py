@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_device
 from vivace.engine.lm_device import DeviceLMSession
 from vivace.models.flow_paged import PagedStream
 from vivace.models.host_pages import HostFrames
@@ -68,9 +68,9 @@ class Swapper:
         num_frames = num_bytes // flow.pool.frame_bytes
         if not num_frames:
             return None
-        return cls(
-            device, HostFrames(num_frames, flow.pool.frame_bytes, is_pinned=flow.device.type == "cuda")
-        )
+        with on_device(flow.device):
+            frames = HostFrames(num_frames, flow.pool.frame_bytes, is_pinned=flow.device.type == "cuda")
+            return cls(device, frames)
 
     @property
     def num_frames(self) -> int:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from vivace.errors import SynthesisError
 
+SLAB_BYTES = 2 * 1024**3
+"""Memory is locked in pieces of at most this size: PyTorch rounds each up to a power of two."""
+
 
 class HostFrames:
     """Hands out frames by number.
@@ -23,7 +26,13 @@ class HostFrames:
 
     def __init__(self, num_frames: int, frame_bytes: int, *, is_pinned: bool) -> None:
         self.num_frames, self.frame_bytes = num_frames, frame_bytes
-        self._memory = torch.empty(num_frames, frame_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        self._per_slab = max(1, SLAB_BYTES // frame_bytes)
+        self._slabs = [
+            torch.empty(
+                min(self._per_slab, num_frames - first), frame_bytes, dtype=torch.uint8, pin_memory=is_pinned
+            )
+            for first in range(0, num_frames, self._per_slab)
+        ]
         self._free = list(range(num_frames - 1, -1, -1))
 
     @property
@@ -56,7 +65,7 @@ class HostFrames:
             part.copy_(place, non_blocking=True)
 
     def _places(self, frame: int, parts: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
-        memory, start = self._memory[frame], 0
+        memory, start = self._slabs[frame // self._per_slab][frame % self._per_slab], 0
         for part in parts:
             assert part.is_contiguous(), "pages lie in one piece, or in several"
             flat = part.view(-1).view(torch.uint8)
