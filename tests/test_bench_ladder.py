@@ -21,7 +21,7 @@ from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
 from vivace.bench.ladder_setup import open_setup
 from vivace.bench.ladder_speech import Hops, Stages, TokenBox, WholeFlow
 from vivace.bench.report import ladder_page
-from vivace.bench.report_charts import Bar, bar_chart
+from vivace.bench.report_charts import Stack, Step, picture, stack_chart, step_chart
 from vivace.cli import app
 from vivace.config import SamplingConfig, SpeechLMConfig
 from vivace.engine.flow_runner import FlowRunner
@@ -173,17 +173,69 @@ def test_report_needs_nothing_from_elsewhere(finished):
     ):
         assert part in page, part
     assert page.count("<svg") == 4
+    last = next(row for row in finished[0]["rows"] if row["rung"] == "kernels")
+    reports = page[page.index("What others reported") :]
+    assert f"{last['rtf']:.3f}" in reports
+    assert f"{finished[0]['rows'][0]['ttfb_ms_p50']:,.0f} ms" in reports
     assert "<script" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_chart_is_well_formed_and_longer_for_more():
-    picture = bar_chart("a < b", [Bar("one & two", ((2.0, "#000"),), "2"), Bar("x", ((8.0, "#000"),), "8")])
-    widths = [
-        float(element.get("width"))
-        for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def widths_in(chart):
+    return [float(element.get("width")) for element in ElementTree.fromstring(chart).iter(f"{SVG}rect")]
+
+
+def test_stacks_are_well_formed_and_longer_for_more():
+    stacks = [Stack("one & two", ((2.0, "#000"),), "2"), Stack("x", ((3.0, "#000"), (5.0, "#111")), "8")]
+    first, *parts = widths_in(stack_chart("a < b", stacks))
+    assert sum(parts) == pytest.approx(4 * first, rel=0.01)
+
+
+def test_steps_stand_on_a_logarithmic_axis_with_their_floor_and_themselves_alone():
+    steps = [
+        Step("slow", 1000.0, "1,000", floor=10.0),
+        Step("faster", 100.0, "100", floor=10.0, alone=1000.0, alone_text="1,000"),
+        Step("not here", None, "–"),
     ]
-    assert widths[1] == pytest.approx(4 * widths[0], rel=0.01)
+    chart = step_chart("time", steps, "#123456")
+    slow, faster, alone = widths_in(chart)
+    assert alone == pytest.approx(slow)
+    marks = [
+        line for line in ElementTree.fromstring(chart).iter(f"{SVG}line") if line.get("stroke-width") == "3"
+    ]
+    start = float(next(ElementTree.fromstring(chart).iter(f"{SVG}rect")).get("x"))
+    floors = [float(line.get("x1")) - start for line in marks]
+    assert len(floors) == 2
+    assert slow - faster == pytest.approx(faster - floors[0], abs=0.2)
+
+
+def test_a_picture_stands_alone_with_all_its_charts():
+    charts = [stack_chart("one", [Stack("x", ((1.0, "#000"),), "1")]), step_chart("two", [], "#000")]
+    tree = ElementTree.fromstring(picture(charts, "where and when"))
+    inner = [svg for svg in tree.iter(f"{SVG}svg") if svg is not tree]
+    ends = [float(svg.get("y")) + float(svg.get("height")) for svg in inner]
+    assert len(inner) == 2
+    assert float(inner[1].get("y")) > ends[0]
+    assert ends[1] < float(tree.get("height"))
+    assert "where and when" in "".join(tree.itertext())
+
+
+def test_gains_are_over_the_rung_that_a_change_was_made_to(finished):
+    rows = {(row["rung"], row["kind"]): row for row in finished[0]["rows"]}
+    reference, border = rows["reference", "cumulative"], rows["early-border", "cumulative"]
+    for (_, kind), row in rows.items():
+        if kind == "alone":
+            assert row["rtf_gain"] == pytest.approx(reference["rtf"] / row["rtf"], abs=0.006)
+    gain = rows["kernels", "cumulative"]["ttfb_gain"]
+    assert gain == pytest.approx(
+        border["ttfb_ms_p50"] / rows["kernels", "cumulative"]["ttfb_ms_p50"], abs=0.006
+    )
+    assert reference["rtf_gain"] is None
+    assert border["rtf_gain"] is None  # what it builds on was not measured
+    assert rows["int8", "cumulative"]["rtf_gain"] is None
 
 
 def test_command_prints_a_table_and_one_document(random_model_folder):

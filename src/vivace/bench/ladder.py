@@ -18,6 +18,7 @@ import torch
 
 from vivace.bench.common import hardware, heading
 from vivace.bench.floors import measure_ceilings
+from vivace.bench.ladder_compare import compared
 from vivace.bench.ladder_judge import Judge
 from vivace.bench.ladder_measure import Measurer
 from vivace.bench.ladder_rungs import RUNGS, Plan, Switches, plan_ladder
@@ -83,7 +84,7 @@ def run(
         measure = _Measuring(setup, runs, judge)
         rows = _measure_all(setup, plans, measure, store, progress, limit)
         floors = _floors(setup) if store is None else store.floors(lambda: _floors(setup))
-        rows = [row | {"floor_percent": floor_percent(row, floors)} for row in rows]
+        rows = compared(rows, floors)
         document = heading("ladder", device, setup.assets.model.config.name, torch.float32) | {
             "runs": runs,
             "tokens": list(tokens),
@@ -96,14 +97,6 @@ def run(
     if store is not None:
         store.write(document)
     return document
-
-
-def floor_percent(row: dict[str, Any], floors: list[dict[str, Any]]) -> float | None:
-    """The floor's RTF over the rung's, in percent; the floor is that of the precision of its flow."""
-    if row["reason"] is not None:
-        return None
-    floor = floors[1 if row["half"] else 0]
-    return round(100 * float(floor["rtf"]) / float(row["rtf"]), 2)
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.bench.ladder_compare import ADDED
 from vivace.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 FIGURES = (
     "ttfb_ms_p50",
     "rtf",
-    "floor_percent",
     "tps",
     "lm_ms",
     "flow_ms",
@@ -31,7 +31,7 @@ FIGURES = (
     "mel_snr_db",
     "wer",
 )
-"""Columns of the CSV file."""
+"""What a rung is measured by: the members of its row that are None where it was not."""
 
 
 class Store:
@@ -103,7 +103,7 @@ class Store:
 def csv_text(document: dict[str, Any]) -> str:
     """One line a measurement."""
     file = io.StringIO()
-    names = ["rung", "title", "kind", "reason", *FIGURES]
+    names = ["rung", "title", "kind", "reason", *FIGURES, *ADDED]
     writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(document["rows"])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     ("ttfb_ms_p50", "TTFB ms", 1.0, "{:,.0f}"),
     ("rtf", "RTF", 1.0, "{:.3f}"),
+    ("rtf_gain", "gain", 1.0, "{:.2f}"),
     ("floor_percent", "% floor", 1.0, "{:.0f}"),
     ("tps", "TPS", 1.0, "{:,.0f}"),
     ("lm_ms", "LM ms", 1.0, "{:,.0f}"),
@@ -32,13 +33,18 @@ COLUMNS = (
 )
 """Field, heading, factor, format; columns without any value are left out."""
 
-WIDTH = 124
+WIDTH = 132
 """Characters that the table takes; a narrower terminal breaks its lines."""
 
 
 def columns_of(document: dict[str, Any]) -> list[Column]:
     """The columns in which at least one row has a value."""
     return [column for column in COLUMNS if any(row.get(column[0]) is not None for row in document["rows"])]
+
+
+def title_of(row: dict[str, Any]) -> str:
+    """The rung's title, and whether its change is alone."""
+    return f"{row['title']} (alone)" if row["kind"] == "alone" else str(row["title"])
 
 
 def print_ladder(document: dict[str, Any], console: Console | None = None) -> None:
@@ -53,7 +59,7 @@ def print_ladder(document: dict[str, Any], console: Console | None = None) -> No
     missing: dict[str, None] = {}
     for row in document["rows"]:
         if row["reason"] is not None:
-            missing.setdefault(f"{row['title']}: {row['reason'][:160]}", None)
+            missing.setdefault(f"{title_of(row)}: {row['reason'][:160]}", None)
             continue
         is_alone = row["kind"] == "alone"
         label = "  · alone" if is_alone else row["title"]

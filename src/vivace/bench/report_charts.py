@@ -1,80 +1,147 @@
-"""Bar charts as SVG text, for reports that need nothing but a browser."""
+"""Charts as SVG text, for reports and pictures that need nothing but a browser."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT, ROW = 900, 270, 90, 26
-TOP = 40
+WIDTH, LEFT, RIGHT = 900, 250, 110
+TOP, ROW = 40, 27
+THIN_ROW = 11
+"""What a row takes more where a thin bar lies below its bar."""
+
+FLOOR_COLOUR = "#2bb673"
+INK, PAPER = "#1f2328", "#ffffff"
+"""Of pictures that stand alone."""
+
+_Place = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar of one or several parts.
+class Step:
+    """One row of ``step_chart``.
 
     Attributes:
-        parts: value and colour of each, left to right. text: what stands behind it. faint: a lesser bar.
+        value, text: its bar, and what stands behind it; None: not measured, and ``text`` says so.
+        floor: what cannot be beaten; a mark on the row.
+        alone, alone_text: a thin bar below.
     """
+
+    label: str
+    value: float | None
+    text: str
+    floor: float | None = None
+    alone: float | None = None
+    alone_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One bar of several parts, value and colour each from left to right."""
 
     label: str
     parts: tuple[tuple[float, str], ...]
     text: str
-    faint: bool = False
 
     @property
     def total(self) -> float:
         return sum(value for value, _ in self.parts)
 
 
-def bar_chart(title: str, bars: Sequence[Bar], *, is_log: bool = False, floor: float | None = None) -> str:
-    """Horizontal bars, one a line.
-
-    Args:
-        is_log: lengths by logarithm, from half the smallest value on; only for bars of one part.
-        floor: where a dashed line stands: what cannot be beaten.
-    """
-    height = TOP + ROW * len(bars) + 14
-    values = [bar.total for bar in bars if bar.total > 0] + ([floor] if floor else [])
-    low, high = (min(values) / 2, max(values)) if values else (1.0, 1.0)
+def step_chart(title: str, steps: Sequence[Step], colour: str) -> str:
+    """Horizontal bars on a logarithmic axis, one row a step, a thin bar for the step alone, a mark for its floor."""
+    row = ROW + (THIN_ROW if any(step.alone is not None for step in steps) else 0)
+    height = TOP + row * len(steps) + 34
+    values = [
+        value
+        for step in steps
+        for value in (step.value, step.floor, step.alone)
+        if value is not None and value > 0
+    ]
+    low, high = (min(values) / 1.6, max(values)) if values else (1.0, 10.0)
     span = WIDTH - LEFT - RIGHT
 
     def place(value: float) -> float:
-        if value <= 0:
-            return 0.0
-        if is_log and high > low:
-            return span * math.log(value / low) / math.log(high / low)
-        return span * value / high
+        return span * math.log(max(value, low) / low) / math.log(high / low) if high > low else 0.0
 
     lines = _head(title, height)
-    for index, bar in enumerate(bars):
-        lines += _bar_lines(bar, TOP + index * ROW, place)
-    if floor:
-        x = LEFT + place(floor)
+    for tick in _ticks(low, high):
+        x = LEFT + place(tick)
         lines.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 8}" stroke="#3f8f5f"'
-            f' stroke-width="2" stroke-dasharray="4 3"><title>floor: {floor:.4g}</title></line>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 28}" stroke="currentColor"'
+            f' opacity="0.15"/><text x="{x:.1f}" y="{height - 12}" text-anchor="middle" fill="currentColor"'
+            f' opacity="0.6" font-size="11">{tick:,g}</text>'
         )
+    for index, step in enumerate(steps):
+        lines += _step_lines(step, TOP + index * row, place, colour)
     return "\n".join([*lines, "</svg>"])
 
 
-def _bar_lines(bar: Bar, y: int, place: Callable[[float], float]) -> list[str]:
-    shade = ' opacity="0.55"' if bar.faint else ""
-    lines = [
-        f'<g{shade}><text x="{LEFT - 8}" y="{y + 16}" text-anchor="end" fill="currentColor">{escape(bar.label)}</text>'
-    ]
-    x = float(LEFT)
-    for value, colour in bar.parts:
-        width = max(1.0, place(value)) if value > 0 else 0.0
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 between them where there are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0)
+    ticks = (factor * 10.0**power for power in decades for factor in factors)
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _step_lines(step: Step, y: int, place: _Place, colour: str) -> list[str]:
+    lines = [_label(step.label, y)]
+    if step.value is None:
+        lines.append(_text(LEFT + 6, y, step.text, 'opacity="0.6" font-size="11"'))
+    else:
+        end = LEFT + max(1.0, place(step.value))
+        lines += [_rect(LEFT, y + 3, end - LEFT, ROW - 10, colour, f"{step.label}: {step.text}")]
+        lines.append(_text(end + 6, y, step.text))
+    if step.alone is not None:
+        end = LEFT + max(1.0, place(step.alone))
+        says = f"{step.label}, alone: {step.alone_text}"
+        lines.append(f'<g opacity="0.5">{_rect(LEFT, y + ROW - 6, end - LEFT, 6, colour, says)}</g>')
+        lines.append(_text(end + 6, y + ROW - 13, step.alone_text, 'opacity="0.6" font-size="10"'))
+    if step.floor is not None and step.value is not None:
+        x = LEFT + place(step.floor)
         lines.append(
-            f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{ROW - 9}" rx="2" fill="{colour}">'
-            f"<title>{escape(bar.label)}: {value:,.4g}</title></rect>"
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + ROW - 4}" stroke="{FLOOR_COLOUR}"'
+            f' stroke-width="3"><title>floor: {step.floor:,.4g}</title></line>'
         )
-        x += width
-    lines.append(f'<text x="{x + 6:.1f}" y="{y + 16}" fill="currentColor">{escape(bar.text)}</text></g>')
     return lines
+
+
+def stack_chart(title: str, stacks: Sequence[Stack]) -> str:
+    """Horizontal bars of parts, one a row, lengths from zero."""
+    height = TOP + ROW * len(stacks) + 8
+    most = max((stack.total for stack in stacks), default=1.0) or 1.0
+    scale = (WIDTH - LEFT - RIGHT) / most
+    lines = _head(title, height)
+    for index, stack in enumerate(stacks):
+        x, y = float(LEFT), TOP + index * ROW
+        lines.append(_label(stack.label, y))
+        for value, colour in stack.parts:
+            if value > 0:
+                lines.append(_rect(x, y + 3, value * scale, ROW - 10, colour, f"{stack.label}: {value:,.4g}"))
+                x += value * scale
+        lines.append(_text(x + 6, y, stack.text))
+    return "\n".join([*lines, "</svg>"])
+
+
+def _label(text: str, y: float) -> str:
+    return (
+        f'<text x="{LEFT - 8}" y="{y + 16:.1f}" text-anchor="end" fill="currentColor">{escape(text)}</text>'
+    )
+
+
+def _text(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y + 16:.1f}" fill="currentColor" {more}>{escape(text)}</text>'
+
+
+def _rect(x: float, y: float, width: float, height: float, colour: str, says: str) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2" fill="{colour}">'
+        f"<title>{escape(says)}</title></rect>"
+    )
 
 
 def line_chart(title: str, points: Sequence[tuple[float, float]], x_label: str, y_label: str) -> str:
@@ -105,6 +172,26 @@ def line_chart(title: str, points: Sequence[tuple[float, float]], x_label: str, 
             f'<text x="{px:.1f}" y="{height - 22}" text-anchor="middle" fill="currentColor">{x:g}</text>'
         )
     return "\n".join([*lines, "</svg>"])
+
+
+def picture(charts: Sequence[str], foot: str = "") -> str:
+    """Charts of this module below one another on white, as one file; ``foot`` is a line of text below them."""
+    heights = [int(found[1]) for chart in charts if (found := re.search(r'viewBox="0 0 \d+ (\d+)"', chart))]
+    gap, margin = 24, 20
+    height = sum(heights) + gap * (len(heights) - 1) + 2 * margin + (26 if foot else 0)
+    width, y = WIDTH + 2 * margin, margin
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' color="{INK}" font-family="system-ui, sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
+    ]
+    for chart, own in zip(charts, heights, strict=True):
+        size = f'x="{margin}" y="{y}" width="{WIDTH}" height="{own}" viewBox='
+        lines.append(chart.replace("viewBox=", size, 1))
+        y += own + gap
+    if foot:
+        lines.append(f'<text x="{margin}" y="{height - 16}" fill="{INK}" opacity="0.7">{escape(foot)}</text>')
+    return "\n".join([*lines, "</svg>\n"])
 
 
 def _head(title: str, height: int) -> list[str]:

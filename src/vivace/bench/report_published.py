@@ -6,13 +6,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of a report; a dash where it names no figure.
+
+    Attributes:
+        ours: member of a ladder's row that is the same figure, or None.
+    """
+
+    label: str
+    before: str
+    after: str
+    ours: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
-    """One report: what it measured before and after; a dash where it names no figure."""
+    """One report: what it measured before and after."""
 
     title: str
     hardware: str
     model: str
-    rows: tuple[tuple[str, str, str], ...]
+    figures: tuple[Figure, ...]
 
 
 REPORTS = (
@@ -21,9 +35,9 @@ REPORTS = (
         "NVIDIA RTX 3090",
         "CosyVoice 3, streaming",
         (
-            ("TTFB", "2.2 s", "0.8 s"),
-            ("RTF", "1.5", "0.42"),
-            ("TPS", "16", "65 (speech LM alone about 100)"),
+            Figure("TTFB", "2.2 s", "0.8 s", "ttfb_ms_p50"),
+            Figure("RTF", "1.5", "0.42", "rtf"),
+            Figure("TPS", "16", "65 (speech LM alone about 100)", "tps"),
         ),
     ),
     Reported(
@@ -31,22 +45,22 @@ REPORTS = (
         "NVIDIA T4",
         "CosyVoice-300M",
         (
-            ("one sentence, batch 1", "1890 ms", "520 ms"),
-            ("sentences per second", "0.53", "9.8 (dynamic batches of up to 32)"),
-            ("memory", "–", "1.2 GB"),
-            ("host time to dispatch a step", "0.8 ms", "0.08 ms"),
+            Figure("one sentence, batch 1", "1890 ms", "520 ms"),
+            Figure("sentences per second", "0.53", "9.8 (dynamic batches of up to 32)"),
+            Figure("memory", "–", "1.2 GB", "peak_memory_bytes"),
+            Figure("host time to dispatch a step", "0.8 ms", "0.08 ms", "host_us_per_step"),
         ),
     ),
     Reported(
-        "The reference implementation, measured on our side",
+        "The reference implementation itself, measured on our side",
         "NVIDIA H200",
         "CosyVoice 3 sizes with random weights, streaming, 3 s voice prompt, 23.2 s of audio",
         (
-            ("TTFB, float32", "2.39 s", "–"),
-            ("RTF, float32", "1.00", "–"),
-            ("TPS of the speech LM, float32", "41", "–"),
-            ("TTFB, float16 autocast", "2.96 s", "–"),
-            ("RTF, float16 autocast", "2.19", "–"),
+            Figure("TTFB, float32", "2.39 s", "–", "ttfb_ms_p50"),
+            Figure("RTF, float32", "1.00", "–", "rtf"),
+            Figure("TPS of the speech LM, float32", "41", "–", "tps"),
+            Figure("TTFB, float16 autocast", "2.96 s", "–"),
+            Figure("RTF, float16 autocast", "2.19", "–"),
         ),
     ),
 )

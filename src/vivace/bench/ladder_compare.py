@@ -1,0 +1,64 @@
+"""What stands beside each rung's figures: the floor of its precision, and what its change has bought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vivace.bench.ladder_rungs import RUNGS
+
+Row = dict[str, Any]
+
+ADDED = ("floor_ttfb_ms", "floor_rtf", "floor_tps", "floor_percent", "ttfb_gain", "rtf_gain")
+"""Members that ``compared`` adds."""
+
+
+def compared(rows: Sequence[Row], floors: Sequence[Row]) -> list[Row]:
+    """The rows with ``ADDED``, None where a rung was not measured.
+
+    Gains are times of what the change was made to over the rung's own, so 2 is twice as fast: for a single change the
+    reference's way, otherwise the rung that this one builds on.
+
+    Args:
+        floors: of float32 and of halves.
+    """
+    return [row | _beside(row, rows, floors) for row in rows]
+
+
+def measured(rows: Sequence[Row], kind: str = "cumulative") -> list[Row]:
+    """Those of a kind that have figures, bottom rung first."""
+    return [row for row in rows if row["kind"] == kind and row["reason"] is None]
+
+
+def base_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The measured rung below that differs from ``row`` by its change alone; None if there is none."""
+    rungs = [rung.name for rung in RUNGS]
+    change = {name for name, _ in RUNGS[rungs.index(row["rung"])].change}
+    for other in reversed(measured(rows)):
+        switches = other["switches"]
+        differing = {name for name, value in row["switches"].items() if switches[name] != value}
+        if rungs.index(other["rung"]) < rungs.index(row["rung"]) and differing == change:
+            return other
+    return None
+
+
+def _beside(row: Row, rows: Sequence[Row], floors: Sequence[Row]) -> Row:
+    if row["reason"] is not None:
+        return dict.fromkeys(ADDED)
+    switches = row["switches"]
+    floor, lm_floor = floors[int(row["half"])], floors[int(switches["half_lm"])]
+    if switches["engine"]:
+        lm_floor = floor
+    base = base_of(row, rows)
+
+    def gain(name: str) -> float | None:
+        return None if base is None else round(float(base[name]) / float(row[name]), 2)
+
+    return {
+        "floor_ttfb_ms": floor["ttfb_ms"],
+        "floor_rtf": floor["rtf"],
+        "floor_tps": lm_floor["tps"],
+        "floor_percent": round(100 * float(floor["rtf"]) / float(row["rtf"]), 2),
+        "ttfb_gain": gain("ttfb_ms_p50"),
+        "rtf_gain": gain("rtf"),
+    }
