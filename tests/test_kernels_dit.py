@@ -161,3 +161,11 @@ def test_advance(mode):
     x[1, 1, 7] = float("nan")
     dit.advance(case.rows, case.normed(3), folded(MEL), guidance, x, fault, tile=Tile(16, 16, 16))
     assert fault.tolist() == [0, 1]
+
+
+def test_advance_behind_a_norm_that_is_ended():
+    case = Case(groups=4, streams=2)
+    x, fault = random(2, CHUNK, MEL), torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    guidance = Guidance(0.7, random(STEPS), random(40, MEL))
+    arguments = (case.normed(1), folded(MEL), guidance, x, fault)
+    both("advance", case, arguments, [x], tile=Tile(16, 16, 16))

@@ -1,4 +1,4 @@
-"""The Hopper kernels of the streaming DiT against the plain versions; needs such a GPU.
+"""Attention for Hopper GPUs against its plain version, and streams that run on it; needs such a GPU.
 
 Attention rounds the weights of the keys and its results to bfloat16, 8 bits: some 3e-3 in all.
 """
@@ -39,9 +39,10 @@ def relative(got, expected):
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
+@pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize(("streams", "frames", "pages"), [(1, 50, 1), (1, 37, 13), (3, 50, 8), (2, 21, 30)])
 @torch.no_grad()
-def test_attention(kernels, model, streams, frames, pages):
+def test_attention(kernels, model, streams, frames, pages, uniform):
     flow = DeviceFlow(model, kernels=dit_reference, use_graphs=False)
     weights, layer = flow.weights, flow.layout.layer
     solver = Solver(
@@ -50,7 +51,9 @@ def test_attention(kernels, model, streams, frames, pages):
     taken = [flow.pool.take_many(pages) for _ in range(streams)]
     slabs = [slab.normal_() for _, slab in flow.pool._slabs]
     solver.send([Chunk([1] * 30, 50 * (pages - 1), frames, own, own) for own in taken])
-    rows = solver._rows(1, 2 * streams)
+    rows = solver._rows(0, 2 * streams)
+    steps = torch.ones_like(rows.steps) if uniform else torch.arange(2 * streams, device="cuda").int() % 2
+    rows = rows._replace(steps=steps, uniform=uniform)
     solver._query.normal_()
     arguments = (solver._query, solver._mixed, 16, layer)
     dit_reference.attention(rows, *arguments)

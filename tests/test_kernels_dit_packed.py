@@ -55,6 +55,16 @@ def test_add_projection(uniform):
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_ff_in(uniform):
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_ff_in(uniform, tiles):
+    """One tile of sums is what the library's products leave."""
     case, out = Case(uniform=uniform), random(PADDED, 32)
-    both("ff_in", case, (case.normed(3), folded(32), out), [out], kernels=KERNELS, tile=Tile(16, 32, 16))
+    arguments = (case.normed(tiles), folded(32), out)
+    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(16, 32, 16))
+
+
+def test_qkv_behind_a_norm_that_is_ended():
+    case = Case()
+    query = random(PADDED, INNER)
+    arguments = (case.normed(1), folded(3 * INNER), random(2, 18, WIDTH // 2), query, HEADS, LAYER)
+    both("qkv", case, arguments, [query], kernels=KERNELS, tile=Tile(16, 16, 16))

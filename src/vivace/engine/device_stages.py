@@ -50,8 +50,8 @@ FlowItem = tuple[PagedStream, Sequence[int], bool]
 MAX_ROWS = 64
 """Segments that may be decoded, and utterances that may be rendered, side by side."""
 
-PACKED_ROWS = 16
-"""Streams of one launch of the flow."""
+PACKED_ROWS = 32
+"""Streams of one launch of the flow; of a generation's that is not measured for so many, 16."""
 
 VOCODER_ROWS = 32
 """Streams of one launch of the vocoder, where there is memory."""
@@ -308,7 +308,7 @@ class DeviceStages:
                 pages = (max_bytes - kept) // paged.pool.page_bytes
         capacity = Capacity(
             batch=max(2, min(MOST_CHUNKS, max_rows)),
-            pack=1 if paged is None else packed,
+            pack=1 if paged is None else paged.max_streams,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
             kv_pages=lm.rows.num_free_pages,

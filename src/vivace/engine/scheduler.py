@@ -22,6 +22,9 @@ __all__ = ["Capacity", "Overdue", "Place", "Policy", "Scheduler", "StepPlan", "T
 
 Overdue = Literal["queue", "consumer"]
 
+FULL_CHUNKS = 32
+"""Chunks of a step that fill launches: with fewer each costs more."""
+
 _MOVE_MS = 2  # how soon to look again whether pages have arrived
 _URGENT, _FIRST, _LATER = 0, 1, 2
 
@@ -90,7 +93,7 @@ class Scheduler:
     def use(self, capacity: Capacity) -> None:
         """Plans for other stages from now on. No request may be live."""
         self.capacity = capacity
-        self.limit = BatchLimit(capacity.batch, least=min(2 * capacity.pack, capacity.batch))
+        self.limit = BatchLimit(capacity.batch, least=min(2 * capacity.pack, FULL_CHUNKS, capacity.batch))
         self.requests = Admission(capacity, self.policy.max_requests)
         self._blocked = None
 

@@ -26,21 +26,19 @@ from vivace.kernels.dit_packed_kernels import (
     packed_ff_in_kernel,
     packed_qkv_kernel,
 )
-from vivace.kernels.dit_products import Shape, products
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
 
 
 class Way(Enum):
     """How a kernel of a block is computed.
 
-    SINGLE: as for one stream (``dit``). WIDE: wide tiles in Triton. CLUSTERS: in CUDA C++ (``dit_products``).
-    LIBRARY: PyTorch's products, with kernels behind them (``dit_library``).
+    SINGLE: as for one stream (``dit``). WIDE: wide tiles in Triton. LIBRARY: PyTorch's products, with kernels behind
+    them (``dit_library``).
     """
 
     SINGLE = 1
     WIDE = 2
-    CLUSTERS = 3
-    LIBRARY = 4
+    LIBRARY = 3
 
 
 class Choice(NamedTuple):
@@ -58,10 +56,14 @@ def _wide(*tile: int) -> Choice:
     return Choice(Way.WIDE, Tile(*tile))
 
 
+def _library(*tile: int) -> Choice:
+    return Choice(Way.LIBRARY, Tile(*tile))
+
+
 CHOICES: dict[int, dict[str, Choice]] = {
     2: {
-        "qkv": _single(64, 32, 128),
-        "attention": _single(64, 128, 64, 4, 2),
+        "qkv": _wide(64, 64, 128, 4, 3),
+        "attention": _wide(64, 64, 1, 4, 5),
         "add_attention": _wide(64, 32, 128),
         "ff_in": _single(64, 32, 128),
         "add_ff": _wide(64, 32, 128),
@@ -71,63 +73,86 @@ CHOICES: dict[int, dict[str, Choice]] = {
         "advance": _single(16, 16, 128),
     },
     4: {
-        "qkv": _single(64, 32, 128),
-        "attention": _single(64, 128, 64, 4, 3),
-        "add_attention": _wide(64, 64, 128, 4, 3),
-        "ff_in": _wide(64, 64, 128, 4, 3),
-        "add_ff": _wide(64, 32, 128),
+        "qkv": _library(16, 64, 1),
+        "attention": _wide(64, 64, 1, 4, 5),
+        "add_attention": _wide(64, 32, 128),
+        "ff_in": _library(16, 128, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         "convolve": _single(64, 64, 64, 4, 6),
         "convolve_add": _single(64, 64, 64, 4, 6),
         "embed_input": _single(64, 64, 128, 4, 2),
         "advance": _single(64, 16, 128),
     },
     8: {
-        "qkv": _single(64, 32, 128),
-        "attention": _single(64, 128, 64, 4, 3),
-        "add_attention": _wide(64, 128, 64),
-        "ff_in": _wide(64, 128, 64),
-        "add_ff": _wide(64, 64, 128, 4, 3),
+        "qkv": _library(16, 64, 1),
+        "attention": _wide(64, 64, 1, 4, 5),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(16, 128, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         "convolve": _single(64, 64, 64, 4, 6),
         "convolve_add": _single(64, 64, 64, 4, 6),
         "embed_input": _single(64, 64, 128, 4, 2),
         "advance": _single(64, 16, 128),
     },
+    12: {
+        "qkv": _library(16, 64, 1),
+        "attention": _wide(64, 64, 1, 4, 5),
+        "add_attention": _library(2, 1024, 1),
+        "ff_in": _library(16, 128, 1),
+        "add_ff": _library(2, 1024, 1),
+        "convolve": _single(64, 64, 64, 4, 3),
+        "convolve_add": _single(64, 64, 64, 4, 3),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
+    },
     16: {
-        "qkv": _single(64, 32, 128),
-        "attention": _wide(64, 64, 1, 4, 3),
+        "qkv": _library(16, 64, 1),
+        "attention": _wide(64, 64, 1),
         "add_attention": _wide(128, 128, 64, 8),
-        "ff_in": _wide(256, 128, 64, 8),
+        "ff_in": _library(8, 256, 1),
         "add_ff": _wide(128, 128, 64, 8),
+        "convolve": _single(64, 64, 64, 4, 3),
+        "convolve_add": _single(64, 64, 64, 4, 3),
+        "embed_input": _single(64, 64, 128, 4, 2),
+        "advance": _single(64, 16, 128),
+    },
+    24: {
+        "qkv": _wide(256, 128, 64, 8),
+        "attention": _wide(64, 64, 1, 4, 5),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(8, 256, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         "convolve": _single(64, 64, 64, 4, 3),
         "convolve_add": _single(64, 64, 64, 4, 3),
         "embed_input": _single(64, 64, 128, 4, 2),
         "advance": _single(64, 16, 128),
     },
     32: {
-        "qkv": _single(64, 32, 128),
-        "attention": _wide(64, 64, 1, 4, 3),
-        "add_attention": _wide(64, 128, 64),
-        "ff_in": _wide(256, 128, 64, 8),
-        "add_ff": _wide(128, 128, 64, 8),
+        "qkv": _wide(256, 128, 64, 8),
+        "attention": _wide(64, 64, 1, 4, 5),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(8, 256, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         "convolve": _single(64, 64, 64, 4, 3),
         "convolve_add": _single(64, 64, 64, 4, 3),
         "embed_input": _single(64, 64, 128, 4, 2),
         "advance": _single(64, 16, 128),
     },
 }
-"""Up to so many streams, for each call of the solver; tuned on an H200. The depth of the wide attention is its pages
-at once."""
+"""Up to so many streams, for each call of the solver: the fastest of each kernel alone, on an H200 behind 400 frames.
+The depth of the wide attention is its pages at once."""
 
-LAUNCH_MS = {1: 6.9, 2: 8.9, 4: 11.7, 8: 17.2, 16: 28.4, 32: 52.4}
-"""A launch by its streams, behind 400 frames; measured on an H200."""
+LAUNCH_MS = {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4, 12: 16.7, 16: 22.0, 24: 28.0, 32: 37.8}
+"""A launch by its streams, behind 400 frames on an H200, calculated: the kernels of a layer, measured alone, for each
+layer and step, and what launches took besides with other tiles. One stream: measured at 150 and at 500 frames."""
 
+_DIM = 1024  # a tile of the library's ``add_projection`` holds whole rows
 _IN_BLOCKS = ("qkv", "attention", "add_attention", "ff_in", "add_ff")
 
 
 def serves(config: DiTConfig, dtype: torch.dtype) -> bool:
     """Whether the tiles fit these sizes."""
-    widths = config.heads * config.dim_head, config.dim, config.dim * config.ff_mult
-    whole = all(width % 256 == 0 for width in widths)
+    whole = config.heads * config.dim_head % 256 == 0 and config.dim == _DIM
     return whole and dtype == torch.bfloat16 and config.dim_head == 64 and config.static_chunk_frames <= 64
 
 
@@ -175,9 +200,6 @@ class PackedKernels:
             return dit.qkv(rows, x, projection, rope, query, heads, layer_offset, tile=tile, pdl=pdl)
         if way is Way.LIBRARY:
             return self._library.qkv(rows, x, projection, rope, query, heads, layer_offset, tile, pdl)
-        if way is Way.CLUSTERS:
-            shape = Shape(tile.columns, tile.rows)
-            return products(query.device.index).qkv(rows, x, projection, rope, query, layer_offset, shape)
         inner = query.shape[1]
         assert inner % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), 3 * inner // tile.columns)
@@ -233,9 +255,6 @@ class PackedKernels:
             return dit.add_projection(rows, a, projection, hidden, out, tile=tile, pdl=pdl)
         if way is Way.LIBRARY:
             return self._library.add_projection(rows, a, projection, hidden, out, tile, pdl)
-        if way is Way.CLUSTERS:
-            shape = Shape(tile.columns, tile.rows)
-            return products(a.device.index).add_projection(rows, a, projection, hidden, out, shape)
         dim, depth = projection.weight.shape
         assert out.tiles * tile.columns == dim
         grid = (triton.cdiv(rows.num_rows, tile.rows), out.tiles)
@@ -263,9 +282,6 @@ class PackedKernels:
             return dit.ff_in(rows, x, projection, out, tile=tile, pdl=pdl)
         if way is Way.LIBRARY:
             return self._library.ff_in(rows, x, projection, out, tile, pdl)
-        if way is Way.CLUSTERS:
-            shape = Shape(tile.columns, tile.rows)
-            return products(out.device.index).ff_in(rows, x, projection, out, shape)
         width, depth = projection.weight.shape
         assert width % tile.columns == 0
         grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)

@@ -24,6 +24,9 @@ from vivace.models.unet_device import DeviceUNetFlow
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
 """They have one interface."""
 
+MOST_UNET_STREAMS = 16
+"""Streams of one launch of the older generations' flows."""
+
 AnyDeviceVocoder: TypeAlias = DeviceVocoder | CentredDeviceVocoder
 """So have they."""
 
@@ -41,19 +44,19 @@ def make_device_flow(
 
     Args:
         max_bytes: memory for pages; None: as its kind chooses.
-        max_streams: streams of one launch.
+        max_streams: streams of one launch; fewer where its kind has room for fewer.
     """
     if isinstance(flow, FlowModel):
         return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
     if isinstance(flow, UNetFlow):
-        return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
+        return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=min(max_streams, MOST_UNET_STREAMS))
     return None
 
 
 def make_piece_flow(flow: AnyFlow, max_rows: int) -> DevicePieceFlow | None:
     """The flow in pieces on its own device; None for other kinds, and for the reference's way of joining pieces."""
     if isinstance(flow, PieceFlow) and not isinstance(flow, FadingFlow):
-        return DevicePieceFlow(flow, max_rows=max_rows)
+        return DevicePieceFlow(flow, max_rows=min(max_rows, MOST_UNET_STREAMS))
     return None
 
 

@@ -10,6 +10,7 @@ import torch
 
 from vivace.config import FlowConfig
 from vivace.kernels import dit_reference
+from vivace.kernels.cuda_compile import KernelUnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -63,14 +64,16 @@ def launch_costs(
 
 
 def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """The fastest kernels that fit, as far as measured.
-
-    ``dit_hopper.HopperKernels`` (attention for Hopper beside the same products) is not chosen: its whole was not
-    faster up to ten seconds of context.
-    """
-    del config
+    """The fastest kernels that fit, as far as measured."""
     if not kernels_run_on(dtype, device):
         return dit_reference
-    from vivace.kernels import dit
+    from vivace.kernels import dit, dit_hopper
 
-    return dit
+    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    if not is_hopper or not dit_hopper.serves(config.dit, dtype):
+        return dit
+    try:
+        return dit_hopper.HopperKernels(device.index)
+    except KernelUnavailableError as error:
+        _log.warning("the flow's attention for Hopper GPUs is not used: %s", error)
+        return dit

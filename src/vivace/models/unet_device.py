@@ -59,7 +59,7 @@ class DeviceUNetFlow(PagedFlow):
         solver = self.solver(1)
         tokens = [0] * (max(1, min(frames, self._config.noise_frames) // solver.chunk) * solver.tokens)
         weight, count = self._model.speaker_projection.weight, 1
-        while count <= self._max_streams:
+        while count <= self.max_streams:
             streams = [
                 self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
                 for _ in range(count)

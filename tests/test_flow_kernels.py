@@ -1,0 +1,91 @@
+"""Which kernels the flow takes, without a GPU: what the device says of itself is made up."""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+
+from vivace.kernels import dit_reference
+from vivace.models import flow_kernels
+from vivace.models.flow_kernels import choose_kernels, choose_packed, launch_costs
+from vivace.random_checkpoint import full_config
+
+pytest.importorskip("tests.interpreter")  # before anything imports Triton
+dit = pytest.importorskip("vivace.kernels.dit")
+dit_hopper = pytest.importorskip("vivace.kernels.dit_hopper")
+dit_packed = pytest.importorskip("vivace.kernels.dit_packed")
+
+CONFIG = full_config().flow
+NARROW = dataclasses.replace(CONFIG, dit=dataclasses.replace(CONFIG.dit, heads=8))
+HALF, GPU = torch.bfloat16, torch.device("cuda", 0)
+
+
+class FakeHopper:
+    """Is asked for and takes its device."""
+
+    def __init__(self, device):
+        self.device = device
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of some compute capability, on which the CUDA module compiles or not."""
+
+    def make(capability, compiles=True):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
+        monkeypatch.setattr(flow_kernels, "kernels_run_on", lambda *_: True)
+
+        def hopper(device):
+            if not compiles:
+                raise flow_kernels.KernelUnavailableError("no compiler")
+            return FakeHopper(device)
+
+        monkeypatch.setattr(dit_hopper, "HopperKernels", hopper)
+
+    return make
+
+
+def test_hopper_takes_its_own_attention(gpu, caplog):
+    gpu((9, 0))
+    chosen = choose_kernels(CONFIG, HALF, GPU)
+    assert isinstance(chosen, FakeHopper)
+    assert chosen.device == 0
+    assert choose_packed(chosen, CONFIG, HALF, GPU, 1) is chosen
+    assert isinstance(choose_packed(chosen, CONFIG, HALF, GPU, 5), dit_packed.PackedKernels)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("capability", "config", "dtype"),
+    [
+        ((8, 0), CONFIG, HALF),
+        ((10, 0), CONFIG, HALF),
+        ((9, 0), NARROW, HALF),
+        ((9, 0), CONFIG, torch.float32),
+    ],
+)
+def test_others_take_triton(gpu, capability, config, dtype, caplog):
+    gpu(capability)
+    assert choose_kernels(config, dtype, GPU) is dit
+    assert not caplog.records
+
+
+def test_without_a_compiler_one_warning_says_so(gpu, caplog):
+    gpu((9, 0), compiles=False)
+    with caplog.at_level(logging.WARNING):
+        assert choose_kernels(CONFIG, HALF, GPU) is dit
+    (record,) = caplog.records
+    assert "no compiler" in record.message
+    assert launch_costs(dit, CONFIG, HALF, GPU) == dit_packed.LAUNCH_MS
+
+
+def test_no_gpu_takes_the_plain_way():
+    assert choose_kernels(CONFIG, torch.float32, torch.device("cpu")) is dit_reference
+    assert launch_costs(dit_reference, CONFIG, torch.float32, torch.device("cpu")) is None
+
+
+def test_each_measured_size_has_its_tiles():
+    assert {1, *dit_packed.CHOICES} == set(dit_packed.LAUNCH_MS)
+    costs = [cost / size for size, cost in sorted(dit_packed.LAUNCH_MS.items())]
+    assert min(costs) < costs[0] / 4  # what launches of many are for
