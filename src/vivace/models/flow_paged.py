@@ -16,9 +16,6 @@ from vivace.models.launch_sizes import powers_of_two
 FLAGS = 4096
 """Chunks that may be under way or unchecked before a flag is used again."""
 
-MOST_CHUNKS = 256
-"""Of one launch."""
-
 
 @dataclass(slots=True, eq=False)
 class PagedStream:
@@ -258,7 +255,7 @@ class PagedFlow(ABC):
             while active := [work for work in active if work.sizes and work.error is None]:
                 # Whoever has most chunks left goes first, so that the last launches are not for few streams.
                 active.sort(key=lambda work: -len(work.sizes))
-                self._run_or_halve(self._choose(active))
+                self._run_or_halve(active[: self._launch_sizes(len(active))[0]])
         except BaseException:  # no page is lost; what the streams hold goes back when they are closed
             for work in works:
                 if isinstance(work, Work):
@@ -289,8 +286,7 @@ class PagedFlow(ABC):
                 return
             half = len(works) // 2
             self._run_or_halve(works[:half])
-            if works[-1].error is None:  # one stream in all of the launch may have failed already
-                self._run_or_halve(works[half:])
+            self._run_or_halve(works[half:])
 
     def _undo(self, work: Work) -> None:
         """The stream as it was before the launch, and its new pages back in the pool."""
@@ -311,15 +307,7 @@ class PagedFlow(ABC):
 
     @abstractmethod
     def _run(self, works: list[Work]) -> None:
-        """Launches the next chunk of each, and notes it (``_note``); as many of one stream as it is there times."""
-
-    def _choose(self, active: list[Work]) -> list[Work]:
-        """Who shares the next launch, of those who have chunks left: several streams, or one that is there several times.
-
-        Args:
-            active: most chunks first.
-        """
-        return active[: self._launch_sizes(len(active))[0]]
+        """Launches the next chunk of each, and notes it (``_note``)."""
 
     def _launch_sizes(self, count: int) -> list[int]:
         """Launches that serve ``count`` streams; the last may be larger than what is left for it."""
