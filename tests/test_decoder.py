@@ -135,6 +135,36 @@ def test_tokens_ahead_change_nothing(engine, monkeypatch, lead):
     assert [engine.synthesize(request(voice)).samples.tobytes() for voice in voices] == want
 
 
+def test_many_rows_are_taken_launch_by_launch(engine, monkeypatch):
+    """So that the host has the rows of one launch behind it when the device comes to the end of the next one."""
+    _, device = parts(engine)
+    paged, made, kept, taken = device.lm.paged, [], [], []
+    launch, collect = paged.launch, paged.collect
+
+    def note_launch(commands, steps):
+        under_way = launch(commands, steps)
+        made.append(id(under_way))
+        kept.append(under_way)  # or another one may get its id
+        return under_way
+
+    def note_collect(under_way):
+        if id(under_way) in made:
+            taken.append(made.index(id(under_way)))
+        return collect(under_way)
+
+    voice = noise_voice(engine._config, 40, seed=7)
+    want = [engine.synthesize(request(voice, seed)).samples.tobytes() for seed in range(5)]
+    monkeypatch.setattr(paged, "in_turn", True)
+    monkeypatch.setattr(paged, "launch", note_launch)
+    monkeypatch.setattr(paged, "collect", note_collect)
+    lives = [engine.submit(request(voice, seed)) for seed in range(5)]
+    run_to_the_end(engine)
+    assert [take_all(engine, live) for live in lives] == want
+    assert len(set(taken)) > 10
+    assert any(taken.count(number) == 5 for number in taken)
+    assert taken == sorted(taken)
+
+
 def test_a_request_that_leaves_with_tokens_under_way_disturbs_nobody(engine):
     voice = noise_voice(engine._config, 50, seed=6)
     want = engine.synthesize(request(voice, 1)).samples.tobytes()

@@ -7,6 +7,7 @@ tokens of that chunk are then taken without waiting for those.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ LEAD_TOKENS = 4
 """Tokens under way beyond what a chunk needs: the host takes a chunk's tokens and launches its flow meanwhile."""
 
 _Planned = tuple[tuple[int, int], ...]
+_Decoding = tuple["LiveRequest", "Segment"]
 
 
 class BatchDecoder:
@@ -39,7 +41,7 @@ class BatchDecoder:
 
     def __init__(self, stages: Stages, lm: LMDevice | None, lead_tokens: int = LEAD_TOKENS) -> None:
         self._stages, self._lm, self.lead_tokens = stages, lm, lead_tokens
-        self._decoding: dict[DeviceLMSession, tuple[LiveRequest, Segment]] = {}
+        self._decoding: dict[DeviceLMSession, _Decoding] = {}
 
     @property
     def runs_beside(self) -> bool:
@@ -57,15 +59,33 @@ class BatchDecoder:
     def collect(self) -> Iterator[Outcome]:
         """Takes tokens that earlier steps queued; an outcome for each row that was planned."""
         decoding, self._decoding = self._decoding, {}
-        is_few = self.runs_beside and len(decoding) <= FEW_ROWS
+        if not self.runs_beside or len(decoding) > FEW_ROWS:
+            yield from self._collect_all(decoding)
+            return
         for session, (live, segment) in decoding.items():
             if live.is_done or live.segment is not segment:
                 continue
-            enough = self._enough(live, segment) if is_few else None
+            enough = self._enough(live, segment)
             outcome = attempt(live, partial(self._take_tokens, live, segment, session, enough))
             if outcome.error is None and session.tokens_under_way:
                 self._decoding[session] = live, segment
             yield outcome
+
+    def _collect_all(self, decoding: Mapping[DeviceLMSession, _Decoding]) -> Iterator[Outcome]:
+        """All rows launch by launch: what one has made is taken while the device is at the next one."""
+        order = itertools.count()
+        heads = [(session.next_launch, next(order), session) for session in decoding]
+        heapq.heapify(heads)
+        while heads:
+            _, _, session = heapq.heappop(heads)
+            live, segment = decoding[session]
+            if live.is_done or live.segment is not segment:
+                continue
+            outcome = attempt(live, partial(self._take_tokens, live, segment, session, 1))
+            if outcome.error is None and session.tokens_under_way:
+                heapq.heappush(heads, (session.next_launch, next(order), session))
+            else:
+                yield outcome
 
     def launch(
         self, planned: _Planned, lives: Mapping[int, LiveRequest], failed: set[int]

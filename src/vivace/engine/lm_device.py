@@ -244,6 +244,11 @@ class DeviceLMSession:
         """Positions that its pages hold, once nothing is under way."""
         return self._length
 
+    @property
+    def next_launch(self) -> int:
+        """Number of the launch that ``collect`` waits for first; 0: there is none."""
+        return self._launches[0][0].number if self._launches else 0
+
     def decode(self, count: int) -> list[int]:
         """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
 

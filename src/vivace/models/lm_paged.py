@@ -106,12 +106,14 @@ class Launch:
     """One launch under way: where its result will lie, and which slots it served.
 
     Attributes:
+        number: of all launches, in the order in which they run.
         begun, done: on the device's clock; None where there is none.
         spent_ms: between them, once it is collected.
     """
 
     slots: list[int]
     host: Tensor
+    number: int
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     results: dict[int, RowResult] = field(default_factory=dict)
@@ -137,7 +139,10 @@ class PagedLM:
         stream: where launches go; None on a CPU.
         in_turn: a launch begins when the work on the caller's CUDA stream is done. For kernels that need the whole
             device: beside others they would wait for room, and hold up everything that comes behind them.
+        rows_in_turn: so do those of several rows and of prompts, which do not need all of it; False: never those.
     """
+
+    rows_in_turn = True
 
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     plain_ops: type[PlainOps] = PlainOps
@@ -375,8 +380,8 @@ class PagedLM:
         self._count += 1
         host = self._host_commands[turn]
         host[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
-        launch = Launch(slots, self._host_results[turn][: len(slots)])
-        if self.in_turn and self.stream is not None:
+        launch = Launch(slots, self._host_results[turn][: len(slots)], self._count)
+        if self.in_turn and self.stream is not None and (self.rows_in_turn or key[0] == "single"):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
             launch.begun = self._mark()
