@@ -61,7 +61,7 @@ def test_whom_nobody_hears_goes_first_then_who_waits_for_text_then_who_is_furthe
     for first in range(len(kinds)):
         # In another order than the one in which they are to go.
         tickets = [stream(number, **kinds[number]) for number in reversed(range(first, len(kinds)))]
-        scheduler = make(*tickets, arrival(9), flow_pages=10 * len(tickets))
+        scheduler = make(*tickets, arrival(9, pages=8), flow_pages=10 * len(tickets))
         assert plan(scheduler) == ((first,), ())
 
 
