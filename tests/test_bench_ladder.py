@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -415,3 +417,22 @@ def test_parallel_vocoder_speaks_what_the_one_in_turn_speaks(setup):
     assert len(found[0]) == 40 * 960
     assert torch.equal(found[0], found[1])
     assert torch.allclose(found[0], found[2], atol=1e-4)
+
+
+def test_pictures_of_result_rows(finished, tmp_path):
+    path = Path(__file__).parents[1] / "docs" / "pictures" / "make_ladder.py"
+    spec = importlib.util.spec_from_file_location("make_ladder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stamp = {"date": "2026-01-01", "commit": "abc1234"}
+    row = finished[0] | stamp
+    other = row | {"hardware": "NVIDIA H200", "model": "full"}
+    (tmp_path / "ladder.jsonl").write_text("\n".join(map(json.dumps, [other, row])), encoding="utf-8")
+    profile = {"stages_ms": dict.fromkeys(("text", "prompt", "lm", "flow", "vocoder"), 2.0), "gap_ms": 1.0}
+    profile |= {"audio_seconds": 5.0, "wall_ms": 11.0, "hardware": "NVIDIA H200", "model": "full"} | stamp
+    older = profile | {"model": "another"}
+    (tmp_path / "profile.jsonl").write_text("\n".join(map(json.dumps, [profile, older])), encoding="utf-8")
+    made = module.draw(tmp_path, tmp_path)
+    assert [path.name for path in made] == ["ladder-h200.svg", "profile-h200.svg", "ladder-cpu.svg"]
+    for path in made:
+        assert "commit abc1234" in "".join(ElementTree.parse(path).getroot().itertext())

@@ -60,4 +60,5 @@ def stage_chart(document: dict[str, Any]) -> str:
     for row in measured(document["rows"]):
         parts = tuple((row[f"{lane}_ms"], COLOURS[lane]) for lane, _ in STAGES)
         stacks.append(Stack(str(row["title"]), parts, f"{sum(value for value, _ in parts):,.0f}"))
-    return stack_chart("Where the time goes, milliseconds for all phrases", stacks)
+    key = [(label, COLOURS[lane]) for lane, label in STAGES]
+    return stack_chart("Where the time goes, milliseconds for all phrases", stacks, key)

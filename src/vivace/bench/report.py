@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from vivace.bench.ladder_charts import STAGES, figure_charts, stage_chart
+from vivace.bench.ladder_charts import figure_charts, stage_chart
 from vivace.bench.ladder_compare import measured
 from vivace.bench.ladder_table import columns_of
 from vivace.bench.report_charts import FLOOR_COLOUR
 from vivace.bench.report_published import REPORTS, Reported
 from vivace.bench.tables import Column, cell, cells
-from vivace.bench.timeline import COLOURS
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d8dd; --soft: #6b7280; --tile: #f4f5f7; }
@@ -73,11 +72,7 @@ def ladder_page(document: dict[str, Any]) -> str:
             f'<p class="key"><span><span style="color:{FLOOR_COLOUR}">▎</span>floor of this machine for the rung’s'
             " precision</span><span>thin and pale: the change alone</span>axes are logarithmic</p>",
             stage_chart(document),
-            '<p class="key">'
-            + "".join(
-                f'<span><span style="color:{COLOURS[lane]}">■</span> {label}</span>' for lane, label in STAGES
-            )
-            + "stages may overlap in time, so that a bar may be longer than the phrases took</p>",
+            '<p class="key">stages may overlap in time, so that a bar may be longer than the phrases took</p>',
             "<h2>All figures</h2>",
             _figures(document),
             '<p class="note">gain: how many times faster than the rung below it (alone: than the reference’s way);'

@@ -110,12 +110,19 @@ def _step_lines(step: Step, y: int, place: _Place, colour: str) -> list[str]:
     return lines
 
 
-def stack_chart(title: str, stacks: Sequence[Stack]) -> str:
-    """Horizontal bars of parts, one a row, lengths from zero."""
+def stack_chart(title: str, stacks: Sequence[Stack], key: Sequence[tuple[str, str]] = ()) -> str:
+    """Horizontal bars of parts, one a row, lengths from zero.
+
+    Args:
+        key: what the colours mean: words and colour.
+    """
     height = TOP + ROW * len(stacks) + 8
     most = max((stack.total for stack in stacks), default=1.0) or 1.0
     scale = (WIDTH - LEFT - RIGHT) / most
     lines = _head(title, height)
+    for index, (words, colour) in enumerate(reversed(key)):
+        x = WIDTH - 100.0 * (index + 1)
+        lines += [_rect(x, 9, 12, 12, colour, words), _text(x + 18, 4, words)]
     for index, stack in enumerate(stacks):
         x, y = float(LEFT), TOP + index * ROW
         lines.append(_label(stack.label, y))
@@ -149,7 +156,7 @@ def line_chart(title: str, points: Sequence[tuple[float, float]], x_label: str, 
     height = 280
     most_x = max((x for x, _ in points), default=1.0) or 1.0
     most_y = max((y for _, y in points), default=1.0) or 1.0
-    span_x, span_y = WIDTH - 160, height - 90
+    span_x, span_y = WIDTH - 160, height - 115
 
     def at(x: float, y: float) -> tuple[float, float]:
         return 80 + span_x * x / most_x, height - 40 - span_y * y / most_y
