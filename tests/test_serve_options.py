@@ -133,3 +133,20 @@ def test_say_can_be_deterministic(monkeypatch, random_model_folder, tmp_path):
 def test_an_engine_refuses_numbers_out_of_range(random_model_folder):
     with pytest.raises(InvalidRequestError, match="between 1 and"):
         Engine.open(random_model_folder, max_streams=MOST_STREAMS + 1)
+
+
+def test_bench_serving_measures_the_deterministic_mode(monkeypatch, random_model_folder):
+    opened = []
+
+    class Opened(Exception):
+        pass
+
+    def bench(*arguments, deterministic, **options):
+        opened.append(deterministic)
+        raise Opened
+
+    monkeypatch.setattr("vivace.bench.serving.Bench", bench)
+    arguments = ["bench", "serving", "-m", str(random_model_folder), "--deterministic"]
+    assert isinstance(CliRunner().invoke(app, arguments).exception, Opened)
+    assert isinstance(CliRunner().invoke(app, arguments[:-1]).exception, Opened)
+    assert opened == [True, False]

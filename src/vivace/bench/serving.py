@@ -51,6 +51,7 @@ class Settings:
         seconds: length of each window. ramp_s: of the time before it; None: that of one utterance.
         max_streams: that the device serves at once; 0: as many as the largest closed loop, within what it can.
         voices: how many different ones.
+        deterministic: the engine's mode of that name.
     """
 
     streams: tuple[int, ...] = (1, 2, 4, 8)
@@ -64,6 +65,7 @@ class Settings:
     max_streams: int = 0
     voices: int = 1
     seed: int = 0
+    deterministic: bool = False
 
     def check(self) -> None:
         """Raises InvalidRequestError for numbers out of range."""
@@ -111,7 +113,15 @@ def run(
     """
     settings.check()
     scheduler = CountingScheduler()
-    bench = Bench(model, device, dtype, settings.utterance_seconds, settings.running, scheduler)
+    bench = Bench(
+        model,
+        device,
+        dtype,
+        settings.utterance_seconds,
+        settings.running,
+        scheduler,
+        deterministic=settings.deterministic,
+    )
     try:
         points = asyncio.run(_measure(bench, scheduler, settings, progress))
         config = bench.assets.model.config
@@ -123,6 +133,7 @@ def run(
         "loop": settings.loop,
         "window_s": settings.seconds,
         "max_streams": settings.running,
+        "deterministic": settings.deterministic,
         "voices": settings.voices,
         "start_s": round(bench.start_s, 2),
         "most_streams_in_real_time": most_in_real_time(points),

@@ -50,6 +50,7 @@ class Bench:
         seconds: of audio per utterance.
         scheduler: in place of the engine's own.
         is_plain: PyTorch's operations one by one, one request at a time, whatever the device.
+        deterministic: the engine's mode of that name.
 
     Attributes:
         loaded_bytes: memory of a CUDA device that the loaded model takes, before the engine adds its own; 0 elsewhere.
@@ -65,6 +66,7 @@ class Bench:
         scheduler: Scheduler | None = None,
         *,
         is_plain: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-") if model == RANDOM else None
         started = time.perf_counter()
@@ -81,7 +83,13 @@ class Bench:
             for stage in (self.assets.model.lm, self.assets.model.flow):
                 if hasattr(stage, "use_graphs"):
                     stage.use_graphs = False
-        self.engine = Engine(self.assets, scheduler=scheduler, max_streams=max_streams, vocoder_noise=noise)
+        self.engine = Engine(
+            self.assets,
+            scheduler=scheduler,
+            max_streams=max_streams,
+            vocoder_noise=noise,
+            deterministic=deterministic,
+        )
         self.engine.warm_up()
         self.start_s = time.perf_counter() - started
         self.set_seconds(seconds)

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from vivace.cli.options import BenchModel, Device, Dtype, Model, Precision, print_json, print_line
+from vivace.cli.options import (
+    BenchModel,
+    Deterministic,
+    Device,
+    Dtype,
+    Model,
+    Precision,
+    print_json,
+    print_line,
+)
 
 
 class ServingLoop(StrEnum):
@@ -168,6 +177,7 @@ def bench_serving(
     max_streams: Annotated[int, typer.Option(help="Of the engine; 0: as many as listeners, if it can.")] = 0,
     voices: Annotated[int, typer.Option(help="Different stored voices.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first request.")] = 0,
+    deterministic: Deterministic = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture here (SVG).")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="With others' published figures in it.")] = False,
     device: Device = "cpu",
@@ -191,6 +201,7 @@ def bench_serving(
         max_streams=max_streams,
         voices=voices,
         seed=seed,
+        deterministic=deterministic,
     )
     document = run(
         model,
