@@ -65,7 +65,8 @@ def run(
         InvalidRequestError: an argument is out of range, or ``out`` holds a run with other settings.
     """
     _check(runs, rungs)
-    limit = Limit(None if limit_s is None else time.perf_counter() + limit_s)
+    begun = time.perf_counter()
+    limit = Limit(None if limit_s is None else begun + limit_s)
     tokens = tokens or TOKENS
     check_tokens(tokens)
     setup = open_setup(model, device, tokens)
@@ -89,6 +90,7 @@ def run(
             "runs": runs,
             "tokens": list(tokens),
             "prompt_tokens": len(setup.voice.speech_tokens),
+            "took_s": round(time.perf_counter() - begun, 1),
             "floors": floors,
             "rows": rows,
         }
