@@ -1,8 +1,10 @@
-"""The flow at full size with random weights: milliseconds per chunk of a second, and every kernel of a block.
+"""The flow at full size with random weights: milliseconds of a launch that makes a second of audio for each of its
+streams, and every kernel of a block.
 
-python -m benchmarks.kernels.dit [--frames 50 250 500 1000 1500] [--streams 1 4] [--general]
+python -m benchmarks.kernels.dit [--frames 50 250 500 1000 1500] [--streams 1 2 4 8 12 16 24 32] [--general]
 
-Needs a CUDA device. The ceiling (copy) is measured in the same run; the last line is one JSON document.
+Needs a CUDA device. Launches of several streams are measured up to 500 frames. The ceiling (copy) is measured in the
+same run; the last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from vivace.models.flow_weights import BlockWeights
 from vivace.random_checkpoint import full_config
 
 CHUNK_FRAMES, CHUNK_TOKENS, AHEAD_TOKENS = 50, 25, 3
+PACKED_FRAMES = 500
+"""Frames behind which launches of several streams are measured at most, for want of memory."""
+
 WEIGHTS_OF_A_PASS = 189e6
 """Parameters that an Euler step reads when all that depends on its time alone is known."""
 
@@ -89,7 +94,7 @@ def chunk_rows(flow: DeviceFlow, lengths: list[int], counts: list[int], copy: fl
     rows = []
     for count in counts:
         streams = streams_of(flow, count)
-        for frames in lengths:
+        for frames in (length for length in lengths if count == 1 or length <= PACKED_FRAMES):
             grow(flow, streams, frames)
             solver = flow.solver(count)
             us = device_us(functools.partial(solver.run, True))
@@ -100,6 +105,7 @@ def chunk_rows(flow: DeviceFlow, lengths: list[int], counts: list[int], copy: fl
                     "streams": count,
                     "frames": frames,
                     "ms": round(us / 1e3, 3),
+                    "ms_a_chunk": round(us / 1e3 / count, 3),
                     "floor_ms": round(floor / 1e3, 3),
                 }
             )
@@ -126,7 +132,7 @@ def wall_ms(flow: DeviceFlow) -> dict[str, float]:
 
 
 def block_kernels(
-    solver: Solver, length: int
+    solver: Solver, streams: int, length: int
 ) -> list[tuple[str, Callable[[int, BlockWeights], tuple[Any, ...]], int]]:
     """Name, arguments for a block, and elements that must be read, for each kernel of the blocks."""
     dim, width = solver._hidden.shape[1], solver._inner.shape[1]
@@ -136,29 +142,32 @@ def block_kernels(
     fed = solver._normed._replace(tiles=solver._tiles("add_ff", dim))
     return [
         ("qkv", lambda i, b: (fed, b.qkv, rope, query, heads, i * layer), 3 * dim * dim),
-        ("attention", lambda i, _: (query, mixed, heads, i * layer), 4 * length * dim),
+        ("attention", lambda i, _: (query, mixed, heads, i * layer), 4 * streams * length * dim),
         ("add_attention", lambda _, b: (mixed, b.out, hidden, attended), dim * dim),
         ("ff_in", lambda _, b: (attended, b.ff_in, inner), dim * width),
         ("add_ff", lambda _, b: (inner, b.ff_out, hidden, fed), dim * width),
     ]
 
 
-def kernel_rows(flow: DeviceFlow, frames: int, copy: float) -> list[dict[str, Any]]:
+def kernel_rows(flow: DeviceFlow, count: int, frames: int, copy: float) -> list[dict[str, Any]]:
     """One row per kernel of a block, each on the weights of all blocks in turn."""
-    (stream,) = streams_of(flow, 1)
-    grow(flow, [stream], frames)
-    solver, rows = flow.solver(1), []
-    blocks, groups = list(enumerate(flow.weights.blocks)), solver._rows(3, 2)
-    for name, arguments, elements in block_kernels(solver, stream.length):
+    streams = streams_of(flow, count)
+    grow(flow, streams, frames)
+    solver, rows = flow.solver(count), []
+    blocks, groups = list(enumerate(flow.weights.blocks)), solver._rows(3, 2 * count)
+    for name, arguments, elements in block_kernels(solver, count, streams[0].length):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for index, block in blocks:
                 solver._call(name, groups, *arguments(index, block))
         us = device_us(graph.replay) / len(blocks)
         speed = 2 * elements / us / 1e3
-        rows.append({"kernel": name, "us": round(us, 2), "gb_per_s": round(speed)})
-        print(f"{name:14s} {us:7.2f} us {speed:7.0f} GB/s {100 * speed / copy:4.0f} % of a copy")
-    flow.close(stream)
+        rows.append({"streams": count, "kernel": name, "us": round(us, 2), "gb_per_s": round(speed)})
+        print(
+            f"{count:3d} streams {name:14s} {us:7.2f} us {speed:7.0f} GB/s {100 * speed / copy:4.0f} % of a copy"
+        )
+    for stream in streams:
+        flow.close(stream)
     return rows
 
 
@@ -166,14 +175,15 @@ def main() -> None:
     """Prints tables and the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, nargs="+", default=[50, 250, 500, 1000, 1500])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16, 24, 32])
     parser.add_argument("--general", action="store_true", help="the Triton kernels where others are faster")
     options = parser.parse_args()
     model = random_flow()
     tokens = torch.randint(0, 6561, (250,))
     exact = model.generate(tokens.cuda(), torch.zeros(0, 80).cuda(), torch.ones(192).cuda(), True)
     kernels = dit if options.general else None
-    flow = DeviceFlow(model.bfloat16(), kernels=kernels, max_streams=max(options.streams))
+    costs = dict.fromkeys({1, *options.streams}, 1.0)  # launches of just these sizes
+    flow = DeviceFlow(model.bfloat16(), kernels=kernels, max_streams=max(options.streams), costs=costs)
     del model
     started = time.perf_counter()
     flow.warm_up()
@@ -195,7 +205,9 @@ def main() -> None:
         "copy_gb_per_s": round(copy),
         "bytes_per_second_of_audio": flow.pool.page_bytes,
         "chunks": chunk_rows(flow, options.frames, options.streams, copy),
-        "kernels_of_a_block": kernel_rows(flow, 500, copy),
+        "kernels_of_a_block": [
+            row for count in options.streams for row in kernel_rows(flow, count, PACKED_FRAMES, copy)
+        ],
         **wall_ms(flow),
     }
     print(json.dumps(document))
