@@ -138,8 +138,8 @@ def block_kernels(
     dim, width = solver._hidden.shape[1], solver._inner.shape[1]
     heads, layer, rope = solver._config.dit.heads, solver._layout.layer, solver._weights.rope
     query, mixed, inner, hidden = solver._query, solver._mixed, solver._inner, solver._hidden
-    attended = solver._normed._replace(tiles=solver._tiles("add_attention", dim))
-    fed = solver._normed._replace(tiles=solver._tiles("add_ff", dim))
+    attended = solver._normed._replace(tiles=solver._part.calls.tiles("add_attention", dim))
+    fed = solver._normed._replace(tiles=solver._part.calls.tiles("add_ff", dim))
     return [
         ("qkv", lambda i, b: (fed, b.qkv, rope, query, heads, i * layer), 3 * dim * dim),
         ("attention", lambda i, _: (query, mixed, heads, i * layer), 4 * streams * length * dim),
@@ -159,7 +159,7 @@ def kernel_rows(flow: DeviceFlow, count: int, frames: int, copy: float) -> list[
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for index, block in blocks:
-                solver._call(name, groups, *arguments(index, block))
+                solver._part.calls(name, groups, *arguments(index, block))
         us = device_us(graph.replay) / len(blocks)
         speed = 2 * elements / us / 1e3
         rows.append({"streams": count, "kernel": name, "us": round(us, 2), "gb_per_s": round(speed)})

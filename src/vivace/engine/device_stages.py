@@ -280,7 +280,7 @@ class DeviceStages:
         Args:
             max_rows: segments that may be decoded, and utterances that may be rendered, side by side.
             deterministic: every launch computes a row as it would alone. The speech LM has kernels for that; the flow
-                and the vocoder run one stream a launch.
+                and the vocoder run one stream a launch, and the flow one chunk.
             resident: see ``LMDevice``. Without, the speech LM runs beside flow and vocoder.
             priorities: of the CUDA streams.
         """
@@ -296,7 +296,7 @@ class DeviceStages:
         vocoder = make_device_vocoder(model.vocoder, max_rows, min(VOCODER_ROWS, most), vocoder_bytes)
         if model.device.type == "cuda":
             max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)
-        paged = make_device_flow(model.flow, max_bytes, packed)
+        paged = make_device_flow(model.flow, max_bytes, packed, alone=deterministic)
         pieces = make_piece_flow(model.flow, packed)
         flow: DeviceFlowRunner | FlowRunner
         flow = FlowRunner(model.flow) if pieces is None else PieceFlowRunner(pieces)
@@ -306,9 +306,11 @@ class DeviceStages:
             flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
             if max_bytes is not None:
                 pages = (max_bytes - kept) // paged.pool.page_bytes
+        wave = 1 if paged is None else paged.most_in_wave
         capacity = Capacity(
-            batch=max(2, min(MOST_CHUNKS, max_rows)),
+            batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
             pack=1 if paged is None else paged.max_streams,
+            wave=wave,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
             kv_pages=lm.rows.num_free_pages,

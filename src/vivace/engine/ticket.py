@@ -87,6 +87,7 @@ class Capacity:
     Attributes:
         batch: most chunks of one step; 1: a step is one burst of decoding or one chunk, of one request.
         pack: streams whose chunks share a launch of the flow; 1: each has its own.
+        wave: chunks of one stream that a launch of the flow computes for less than one by one; 1: none.
         running: requests that may hold state at once; queue: those that may wait beyond them.
         kv_pages, flow_pages: pages there are for requests.
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
@@ -95,6 +96,7 @@ class Capacity:
 
     batch: int = 1
     pack: int = 1
+    wave: int = 1
     running: int = 64
     queue: int = 0
     kv_pages: int = 1 << 60

@@ -38,16 +38,18 @@ def make_paged_lm(lm: AnyLM, draw: DrawRows, **options: Any) -> PagedLM:
 
 
 def make_device_flow(
-    flow: AnyFlow, max_bytes: int | None = None, max_streams: int = 1
+    flow: AnyFlow, max_bytes: int | None = None, max_streams: int = 1, *, alone: bool = False
 ) -> AnyDeviceFlow | None:
     """The flow on pages of its own device; None where its kind has the plain way only.
 
     Args:
         max_bytes: memory for pages; None: as its kind chooses.
         max_streams: streams of one launch; fewer where its kind has room for fewer.
+        alone: every chunk has a launch of its own.
     """
     if isinstance(flow, FlowModel):
-        return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams)
+        waves = () if alone else None
+        return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams, waves=waves)
     if isinstance(flow, UNetFlow):
         return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=min(max_streams, MOST_UNET_STREAMS))
     return None

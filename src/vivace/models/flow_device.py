@@ -8,21 +8,26 @@ from one CUDA stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vivace.config import FlowConfig
 from vivace.errors import SynthesisError
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
+from vivace.models.flow_wave import WaveSolver, wave_costs
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
 from vivace.models.launch_sizes import cheapest
+
+WAVES = (2, 4)
+"""Launches that there are for so many chunks of one stream, where they are cheaper than one by one; none: ``()``."""
 
 
 class DeviceFlow(PagedFlow):
@@ -37,6 +42,7 @@ class DeviceFlow(PagedFlow):
         max_streams: streams of one launch.
         costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
             measured for the kernels, or launches of 1, 2, 4 … streams without padding.
+        waves: chunks of one stream in a launch (``flow_wave``), beside 1; None: ``WAVES`` where costs are known.
         use_graphs: whole chunks as CUDA graphs; None: on a GPU.
     """
 
@@ -50,6 +56,7 @@ class DeviceFlow(PagedFlow):
         max_bytes: int | None = None,
         max_streams: int = 1,
         costs: Mapping[int, float] | None = None,
+        waves: tuple[int, ...] | None = None,
         use_graphs: bool | None = None,
     ) -> None:
         device = model.speaker_projection.weight.device if device is None else device
@@ -70,6 +77,11 @@ class DeviceFlow(PagedFlow):
         if costs is None and kernels is None:
             costs = launch_costs(self._kernels, config, dtype, device)
         self._costs = costs and {size: cost for size, cost in costs.items() if size <= max_streams}
+        if waves is None:
+            waves = WAVES if costs else ()
+        self._wave_costs = wave_costs(costs, waves, config.num_steps)
+        self.most_in_wave = max(self._wave_costs)
+        self._waves: dict[int, WaveSolver] = {}
         room = self.layout.page + self.layout.block
         self._padding_pool = PagePool(
             room, dtype, device, (room + 256) * dtype.itemsize, arena=self.pool.arena
@@ -99,6 +111,11 @@ class DeviceFlow(PagedFlow):
             tokens = tokens[: chunk // self._config.token_mel_ratio]
             for solver in self._solvers.values():
                 solver.warm_up()
+        for count in sorted(self._wave_costs):
+            if 1 < count <= self.start.known:  # all of them known, so that they share a launch
+                stream = self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
+                self.step(stream, [0] * (count * self._chunk_sizes()[0]), True)
+                self.close(stream)
 
     @torch.no_grad()
     def open(self, embedding: Tensor, prompt_mel: Tensor) -> PagedStream:
@@ -142,31 +159,67 @@ class DeviceFlow(PagedFlow):
     def _launch_sizes(self, count: int) -> list[int]:
         return cheapest(count, self._costs) if self._costs else super()._launch_sizes(count)
 
+    def _choose(self, active: list[Work]) -> list[Work]:
+        together = super()._choose(active)
+        count = self._known_chunks(active[0])
+        size = cheapest(count, self._wave_costs)[0]
+        count = min(count, size)
+        if count < 2:
+            return together
+        if len(active) > 1:  # several chunks of one stream, or one each of several
+            costs = self._costs or {len(together): 1.0}
+            cost = min(cost for size, cost in costs.items() if size >= len(together))
+            if cost * count <= self._wave_costs[size] * len(together):
+                return together
+        return active[:1] * count
+
+    def _known_chunks(self, work: Work) -> int:
+        """How many of the stream's next chunks may share a launch: all must be known whole, but for one that is cut."""
+        is_cut = work.sizes[-1] < self._chunk_sizes()[0]
+        whole = len(work.sizes) - is_cut
+        known = max(0, self.start.known - len(work.stream.pages))
+        return len(work.sizes) if known >= whole else max(1, known)
+
     def _run(self, works: list[Work]) -> None:
         count = len(works)
-        size = min(size for size in self._costs if size >= count) if self._costs else count
-        config, solver = self._config, self.solver(size)
-        chunk = config.dit.static_chunk_frames
+        is_wave = count > 1 and works[0] is works[1]
+        sizes = self._wave_costs if is_wave else self._costs
+        size = min(size for size in sizes if size >= count) if sizes else count
+        chunk = self._config.dit.static_chunk_frames
+        solver = self.wave(size) if is_wave else self.solver(size)
         self.start.begin()
-        chunks, is_known = [], True
-        for work in works:
-            stream = work.stream
-            stream.pages.append(work.pages.pop(0))
-            num_frames = config.token_mel_ratio * work.sizes[0]
-            known, blocks = self.start.blocks(len(stream.pages), num_frames == chunk)
+        chunks, is_known = [], not is_wave
+        for index, work in enumerate(works):
+            work.stream.pages.append(work.pages.pop(0))
+            known, part = self._next_chunk(work, index if is_wave else 0, may_keep=not is_wave)
             is_known = is_known and known
-            ids = self._ids(stream, work.sizes[0])
-            chunks.append(Chunk(ids, stream.length, num_frames, stream.pages, blocks))
+            chunks.append(part)
         if size > count:
             chunks += [self._padding()] * (size - count)
         solver.send(chunks)
-        for slot, work in enumerate(works):
+        for slot, (work, part) in enumerate(zip(works, chunks, strict=False)):
             stream = work.stream
-            mel = stream.prompt_mel[stream.length : stream.length + chunk]
-            solver.set_voice(slot, stream.speaker, mel)
+            solver.set_voice(slot, stream.speaker, stream.prompt_mel[part.start : part.start + chunk])
         solver.run(is_known)
         frames = [part.num_frames for part in chunks[:count]]
         self._note(works, frames, solver.x[:count].clone(), solver.fault[:count])
+
+    def _next_chunk(self, work: Work, index: int, may_keep: bool) -> tuple[bool, Chunk]:
+        """The chunk that the stream's last page is for, and whether its unconditional branch at step 0 is known.
+
+        Args:
+            index: chunks of this launch before it. may_keep: what is computed of that branch may be kept.
+        """
+        config, stream = self._config, work.stream
+        size, done = work.sizes[index], sum(work.sizes[:index])
+        num_frames = config.token_mel_ratio * size
+        is_whole = num_frames == config.dit.static_chunk_frames
+        try:
+            known, blocks = self.start.blocks(len(stream.pages), is_whole and may_keep)
+        except SynthesisError as error:  # as any other want of memory: fewer chunks are tried
+            raise torch.OutOfMemoryError(str(error)) from error
+        start = stream.length + config.token_mel_ratio * done
+        return known, Chunk(self._ids(stream, done, size), start, num_frames, list(stream.pages), blocks)
 
     def _padding(self) -> Chunk:
         """A row that nobody reads: one token at frame 0, in a page of its own."""
@@ -184,28 +237,38 @@ class DeviceFlow(PagedFlow):
     def solver(self, streams: int) -> Solver:
         """The solver for so many streams; made at first use, or by ``warm_up``."""
         if streams not in self._solvers:
-            kernels = self._kernels
-            if self._is_chosen:
-                kernels = choose_packed(kernels, self._config, self.weights.x.dtype, self.device, streams)
+            kernels = self._kernels_for(streams)
             self._solvers[streams] = Solver(
-                self._config,
-                self.weights,
-                self.pool.arena,
-                self._resolve,
-                self.layout,
-                self.start.velocities,
-                streams,
-                kernels,
-                self._options,
-                self._use_graphs,
+                *self._buffers(), streams, kernels, self._options, self._use_graphs
             )
         return self._solvers[streams]
 
-    def _ids(self, stream: PagedStream, num_tokens: int) -> list[int]:
+    def wave(self, chunks: int) -> WaveSolver:
+        """The solver for so many successive chunks of one stream, likewise."""
+        if chunks not in self._waves:
+            self._waves[chunks] = WaveSolver(
+                *self._buffers(), chunks, self._kernels_for, self._options, self._use_graphs
+            )
+        return self._waves[chunks]
+
+    def _buffers(
+        self,
+    ) -> tuple[FlowConfig, FlowWeights, Tensor, Callable[[int], Tensor], PageLayout, Tensor]:
+        arena, velocities = self.pool.arena, self.start.velocities
+        return self._config, self.weights, arena, self._resolve, self.layout, velocities
+
+    def _kernels_for(self, streams: int) -> Kernels:
+        if not self._is_chosen:
+            return self._kernels
+        return choose_packed(self._kernels, self._config, self.weights.x.dtype, self.device, streams)
+
+    def _ids(self, stream: PagedStream, done: int, num_tokens: int) -> list[int]:
+        """Of a chunk of ``num_tokens`` behind ``done`` waiting tokens."""
         config = self._config
         total = config.dit.static_chunk_frames // config.token_mel_ratio + config.lookahead_tokens
-        after = [max(0, token) for token in stream.waiting[: num_tokens + config.lookahead_tokens]]
-        before = [max(0, token) for token in stream.before]
+        after = stream.waiting[done : done + num_tokens + config.lookahead_tokens]
+        after = [max(0, token) for token in after]
+        before = [max(0, token) for token in (*stream.before, *stream.waiting[:done])][-LOOKAHEAD_BEFORE:]
         return [-1] * (LOOKAHEAD_BEFORE - len(before)) + before + after + [-1] * (total - len(after))
 
     def _resolve(self, offset: int) -> Tensor:

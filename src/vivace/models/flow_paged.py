@@ -16,6 +16,9 @@ from vivace.models.launch_sizes import powers_of_two
 FLAGS = 4096
 """Chunks that may be under way or unchecked before a flag is used again."""
 
+MOST_CHUNKS = 256
+"""Of one launch."""
+
 
 @dataclass(slots=True, eq=False)
 class PagedStream:
@@ -163,6 +166,9 @@ class PagedFlow(ABC):
         max_streams: as above. launches_halved: for want of memory, so far.
     """
 
+    most_in_wave = 1
+    """Chunks of one stream that share a launch, at most."""
+
     def __init__(
         self,
         device: torch.device,
@@ -174,6 +180,7 @@ class PagedFlow(ABC):
     ) -> None:
         self.device = device
         self._pages, self._output_size = pool, output_size
+        assert max_streams <= MOST_CHUNKS
         self.max_streams, self._before_tokens = max_streams, before_tokens
         self._check_length = check_length
         self._flags = torch.zeros(FLAGS, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -255,7 +262,7 @@ class PagedFlow(ABC):
             while active := [work for work in active if work.sizes and work.error is None]:
                 # Whoever has most chunks left goes first, so that the last launches are not for few streams.
                 active.sort(key=lambda work: -len(work.sizes))
-                self._run_or_halve(active[: self._launch_sizes(len(active))[0]])
+                self._run_or_halve(self._choose(active))
         except BaseException:  # no page is lost; what the streams hold goes back when they are closed
             for work in works:
                 if isinstance(work, Work):
@@ -286,7 +293,8 @@ class PagedFlow(ABC):
                 return
             half = len(works) // 2
             self._run_or_halve(works[:half])
-            self._run_or_halve(works[half:])
+            if works[-1].error is None:  # one stream in all of the launch may have failed already
+                self._run_or_halve(works[half:])
 
     def _undo(self, work: Work) -> None:
         """The stream as it was before the launch, and its new pages back in the pool."""
@@ -307,7 +315,15 @@ class PagedFlow(ABC):
 
     @abstractmethod
     def _run(self, works: list[Work]) -> None:
-        """Launches the next chunk of each, and notes it (``_note``)."""
+        """Launches the next chunk of each, and notes it (``_note``); as many of one stream as it is there times."""
+
+    def _choose(self, active: list[Work]) -> list[Work]:
+        """Who shares the next launch: several streams, or one that is there several times.
+
+        Args:
+            active: those who have chunks left, most chunks first.
+        """
+        return active[: self._launch_sizes(len(active))[0]]
 
     def _launch_sizes(self, count: int) -> list[int]:
         """Launches that serve ``count`` streams; the last may be larger than what is left for it."""
@@ -340,7 +356,7 @@ class PagedFlow(ABC):
 
     def _note(self, works: list[Work], frames: Sequence[int], mels: Tensor, faults: Tensor) -> None:
         """What a launch made: ``mels [streams, frames, mel]``, of which the streams' own ``frames`` count."""
-        first = self._launches % (FLAGS - self.max_streams)
+        first = self._launches % (FLAGS - MOST_CHUNKS)
         self._launches += len(works)
         flags = self._flags[first : first + len(works)]
         flags.copy_(faults, non_blocking=True)

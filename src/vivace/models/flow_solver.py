@@ -85,6 +85,43 @@ class _Packet:
             ids[index] = chunk.ids
 
 
+class Calls:
+    """Kernels by the names of ``CALLS``, each with its options.
+
+    Args:
+        kernels: ``vivace.kernels.dit`` or what has its functions.
+        options: beside the kernels' own.
+    """
+
+    def __init__(self, kernels: Kernels, weights: FlowWeights, options: Options | None = None) -> None:
+        defaults = kernels.default_options(weights.x.dtype, weights.x.device)
+        self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
+        self._kernels = kernels
+
+    def __call__(self, name: str, *args: object) -> None:
+        kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
+        kernel(*args, **self._options[name])
+
+    def tiles(self, name: str, dim: int) -> int:
+        """Sums per row that a call leaves for the next norm."""
+        tile = self._options[name].get("tile")
+        return 1 if tile is None else dim // tile.columns
+
+
+class Part(NamedTuple):
+    """What one pass through the layers works on; the first ``S`` groups of its rows have the condition.
+
+    Attributes:
+        calls: the kernels.
+        x: float32 ``[S, C, mel]``. condition: ``[2 S C, D]``. fault: int32 ``[S]``.
+    """
+
+    calls: Calls
+    x: Tensor
+    condition: Tensor
+    fault: Tensor
+
+
 class Solver:
     """Buffers and graphs for ``streams`` chunks at once.
 
@@ -94,6 +131,9 @@ class Solver:
         shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
         options: keyword arguments for each kernel by its name, such as its tile.
     """
+
+    _ways: tuple[bool, ...] = (False, True)
+    """What ``use_shared`` may be."""
 
     def __init__(
         self,
@@ -110,9 +150,7 @@ class Solver:
     ) -> None:
         self._config, self._weights, self._layout = config, weights, layout
         self._arena, self._resolve = arena, resolve
-        self._streams, self._kernels = streams, kernels
-        defaults = kernels.default_options(weights.x.dtype, weights.x.device)
-        self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
+        self._streams = streams
         self._shared, self._use_graphs = shared, use_graphs
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         dit, device = config.dit, weights.x.device
@@ -146,6 +184,7 @@ class Solver:
         self._inner = half(rows, dim * dit.ff_mult)
         self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
         self._frames = torch.arange(chunk, device=device)
+        self._part = Part(Calls(kernels, weights, options), self.x, self._condition, self.fault)
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """Puts what the chunks are on its way to the device."""
@@ -175,7 +214,7 @@ class Solver:
     def warm_up(self) -> None:
         """Makes all graphs. What was sent last is solved again."""
         if self._use_graphs:
-            for use_shared in (False, True):
+            for use_shared in self._ways:
                 if use_shared not in self._graphs:
                     self.capture(use_shared)
 
@@ -211,7 +250,8 @@ class Solver:
         self._prepare()
         for step in range(self._config.num_steps):
             is_shared = use_shared and step == 0
-            self._velocity(self._rows(step, self._streams * (1 if is_shared else 2)), step, is_shared)
+            rows = self._rows(step, self._streams * (1 if is_shared else 2))
+            self._advance(self._part, rows, use_shared=is_shared, keep_shared=step == 0 and not is_shared)
 
     def _prepare(self) -> None:
         """Tokens to condition, noise to ``x``."""
@@ -247,12 +287,14 @@ class Solver:
             resolve=self._resolve,
         )
 
-    def _velocity(self, rows: Rows, step: int, is_shared: bool) -> None:
-        """One Euler step."""
+    def _advance(
+        self, part: Part, rows: Rows, *, use_shared: bool = False, keep_shared: bool = False
+    ) -> None:
+        """One Euler step; see ``Guidance``."""
         weights, heads = self._weights, self._config.dit.heads
-        call = self._call
-        dim, tiles = self._config.dit.dim, self._tiles
-        call("embed_input", rows, self.x, weights.x, self._condition, self._first, self._second)
+        call, x, condition, fault = part
+        dim, tiles = self._config.dit.dim, call.tiles
+        call("embed_input", rows, x, weights.x, condition, self._first, self._second)
         call("convolve", rows, self._first, weights.positions[0], self._second)
         normed = self._normed._replace(tiles=tiles("convolve_add", dim))
         call(
@@ -268,18 +310,9 @@ class Solver:
             call("ff_in", rows, normed, block.ff_in, self._inner)
             normed = self._normed._replace(tiles=tiles("add_ff", dim))
             call("add_ff", rows, self._inner, block.ff_out, self._hidden, normed)
-        guidance = Guidance(
-            self._config.guidance_scale, weights.dt, self._shared, is_shared, step == 0 and not is_shared
-        )
-        call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
-
-    def _call(self, name: str, *args: object) -> None:
-        kernel: Callable[..., None] = getattr(self._kernels, _KERNELS.get(name, name))
-        kernel(*args, **self._options.get(name, {}))
-
-    def _tiles(self, name: str, dim: int) -> int:
-        tile = self._options.get(name, {}).get("tile")
-        return 1 if tile is None else dim // tile.columns
+        scale = self._config.guidance_scale
+        guidance = Guidance(scale, weights.dt, self._shared, use_shared, keep_shared)
+        call("advance", rows, normed, weights.output, guidance, x, fault)
 
 
 CALLS = (
