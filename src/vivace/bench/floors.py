@@ -23,7 +23,7 @@ CONTEXT_FRAMES = 500
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured on the device: bytes per second (read and written) and floating-point operations per second."""
+    """Measured on the device: bytes per second (read and written) and operations of matrix products per second."""
 
     bandwidth: float
     matrix_rate: float
@@ -56,7 +56,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     copy_s = _median_s(lambda: target.copy_(source), device)
     size = 1536 if on_cpu else 8192
     left, right = (torch.empty(size, size, device=device).normal_().to(dtype) for _ in range(2))
-    matrix_s = _median_s(lambda: torch.mm(left, right), device)
+    multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+    matrix_s = _median_s(lambda: multiply(left, right), device)
     return Ceilings(2 * source.numel() * 4 / copy_s, 2 * size**3 / matrix_s)
 
 
@@ -76,7 +77,7 @@ def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     passes = dit.depth * block + position + dit.dim * (dit.mel_dim + dit.out_channels)
     frames = config.token_rate_hz * flow.token_mel_ratio
     attention = 4 * dit.depth * inner * CONTEXT_FRAMES
-    size = torch.finfo(dtype).bits // 8
+    size = dtype.itemsize
     return StageWork(
         tokens=config.token_rate_hz,
         lm_weight_bytes=lm_weights * size,
@@ -89,7 +90,7 @@ def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
 
 def _older_stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     """CosyVoice 2 and 300M: every weight but the embeddings counts once a token or frame."""
-    flow, size = config.flow, torch.finfo(dtype).bits // 8
+    flow, size = config.flow, dtype.itemsize
     shapes = weight_shapes(config, "lm")
     embeddings = ("embed_tokens.weight", "text_embedding.weight", "speech_embedding.weight")
     lm_weights = sum(math.prod(shape) for name, shape in shapes.items() if name not in embeddings)

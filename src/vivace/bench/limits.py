@@ -207,7 +207,7 @@ def run(
         "measured": None,
     }
     if measure:
-        own = ladder[0 if dtype == torch.float32 else 1]
+        own = ladder[{torch.float32: 0, torch.int8: 2}.get(dtype, 1)]
         document["measured"] = _measure(model, device, dtype, seconds, requests, own)
     return document
 

@@ -129,6 +129,10 @@ def _check(batches: tuple[int, ...], context: int, runs: int, choices: tuple[str
 
 def load_lm(model: str, device: str, dtype: torch.dtype, seed: int = 0) -> SpeechLM:
     """The speech LM of a folder, or a full-size one with random weights that is made on the device."""
+    if dtype == torch.int8:
+        raise InvalidRequestError(
+            "bench llm compares ways to run float weights; bench single takes int8", param="dtype"
+        )
     if model != RANDOM:
         from vivace.engine.loading import load_assets
 

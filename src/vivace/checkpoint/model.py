@@ -34,11 +34,16 @@ from vivace.checkpoint.torch_file import check_finite
 from vivace.checkpoint.yaml_config import read_official_config
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
+from vivace.models.int8_stages import check_int8, quantize_flow, quantize_lm
 from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder, make_flow, make_lm, make_vocoder
 
 M = TypeVar("M", bound=nn.Module)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What files may hold."""
+
+PRECISIONS = {**DTYPES, "int8": torch.int8}
+"""What an engine may run in."""
 
 # Copied beside converted weights, by name: whatever else lies in a folder stays there.
 _TOKENIZER_FILES = (
@@ -72,7 +77,8 @@ class Model:
         missing: what the folder lacks, by feature (``tokenizer``, ``speaker_encoder``, ``speech_tokenizer``,
             ``voices``): one line each that names the file and what is not possible without it.
         device: of the weights.
-        dtype: of the weights; the vocoder's are always float32.
+        dtype: of the weights; the vocoder's are always float32. int8: of the large linear layers' weights, the
+            others are float32.
     """
 
     config: ModelConfig
@@ -122,7 +128,8 @@ def open_model(
     Args:
         folder: the folder.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: of the speech LM's and the flow's weights; the vocoder always runs in float32.
+        dtype: of the speech LM's and the flow's weights; the vocoder always runs in float32. int8 (CosyVoice 3 on
+            a CPU) rounds the weights of float, or half, files to 8 bits while they are read.
         lm_variant: ``rl`` reads ``llm.rl.pt`` in place of ``llm.pt``.
         tokenizer: where to take the text tokenizer from instead of the folder; see :func:`find_paths`.
 
@@ -133,6 +140,9 @@ def open_model(
     """
     folder = Path(folder)
     resolved = resolve_device(device)
+    is_int8 = dtype == torch.int8
+    if is_int8:
+        check_int8(resolved)
     config = load_config(folder)
     weights = read_weights(folder, config, lm_variant)
     check_memory(config, resolved, dtype)
@@ -142,8 +152,11 @@ def open_model(
 
     def build(stage: Stage, make: Callable[[], M]) -> M:
         file = NATIVE_WEIGHTS if mapped else stage_file(folder, stage, lm_variant).name
-        own_dtype = stage_dtype(stage, dtype)
-        return build_stage(make, weights.pop(stage), file, resolved, own_dtype, keep_mapped=mapped)
+        own_dtype = torch.float32 if is_int8 else stage_dtype(stage, dtype)
+        module = build_stage(make, weights.pop(stage), file, resolved, own_dtype, keep_mapped=mapped)
+        if is_int8 and stage != "vocoder":
+            (quantize_lm if stage == "lm" else quantize_flow)(module)
+        return module
 
     return Model(
         config=config,

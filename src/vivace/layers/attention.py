@@ -143,9 +143,10 @@ class CausalSelfAttention(nn.Module):
             cache: the past; the new keys and values are stored in its ``layer``. None: no past, none kept.
         """
         batch, length, _ = x.shape
-        queries = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        keys = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        values = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        queries, keys, values = self._project(x)
+        queries = queries.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        keys = keys.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        values = values.view(batch, length, -1, self.head_dim).transpose(1, 2)
         # Under autocast the tables are float32 and the projections are not: all three must agree again.
         queries = rotate(queries, *rotary).to(values.dtype)
         keys = rotate(keys, *rotary).to(values.dtype)
@@ -161,3 +162,7 @@ class CausalSelfAttention(nn.Module):
         )
         joined: Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
         return joined
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``[B, T, heads * head_dim]``."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)

@@ -10,20 +10,25 @@ What depends on ``t`` alone (time embedding, scales, shifts, gates) is computed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vivace.layers.int8 import Int8Linear
 from vivace.models.dit import NORM_EPS, POSITION_GROUPS, POSITION_KERNEL, DiT, DiTBlock, rotate
 
 BRANCHES = 2
 """Classifier-free guidance runs the conditional and the unconditional branch in one batch, in this order."""
 
 POSITION_CONTEXT = POSITION_KERNEL - 1
+
+Linear = Callable[[Tensor], Tensor]
+"""``[..., in]`` to ``[..., out]``."""
 
 
 class Modulation(NamedTuple):
@@ -38,12 +43,12 @@ class Modulation(NamedTuple):
 
 
 class PreparedBlock(NamedTuple):
-    """Weights of one block, with the three input projections of the attention joined."""
+    """Linear layers of one block, with the three input projections of the attention joined."""
 
-    qkv: tuple[Tensor, Tensor]
-    out: tuple[Tensor, Tensor]
-    ff_in: tuple[Tensor, Tensor]
-    ff_out: tuple[Tensor, Tensor]
+    qkv: Linear
+    out: Linear
+    ff_in: Linear
+    ff_out: Linear
 
 
 class PreparedDiT:
@@ -111,7 +116,7 @@ class PreparedDiT:
         """One block, in place on ``hidden`` ``[2, T, dim]``; ``cache`` is one layer's keys and values."""
         shape, frames = hidden.shape[-1:], hidden.shape[1]
         normed = F.layer_norm(hidden, shape, modulation.scale, modulation.shift, NORM_EPS)
-        qkv = F.linear(normed, *block.qkv).view(BRANCHES, frames, 3, self.heads, self.dim_head)
+        qkv = block.qkv(normed).view(BRANCHES, frames, 3, self.heads, self.dim_head)
         qkv = qkv.permute(2, 0, 3, 1, 4)
         first_head = qkv[:2, :, 0]
         first_head.copy_(rotate(first_head, span.rope))
@@ -119,10 +124,10 @@ class PreparedDiT:
         keys, values = cache[:, :, :, : span.end].unbind(0)
         mixed = F.scaled_dot_product_attention(qkv[0], keys, values)
         mixed = mixed.transpose(1, 2).reshape(BRANCHES, frames, -1)
-        hidden.addcmul_(F.linear(mixed, *block.out), modulation.gate)
+        hidden.addcmul_(block.out(mixed), modulation.gate)
         normed = F.layer_norm(hidden, shape, modulation.ff_scale, modulation.ff_shift, NORM_EPS)
-        inner = F.gelu(F.linear(normed, *block.ff_in), approximate="tanh")
-        hidden.addcmul_(F.linear(inner, *block.ff_out), modulation.ff_gate)
+        inner = F.gelu(block.ff_in(normed), approximate="tanh")
+        hidden.addcmul_(block.ff_out(inner), modulation.ff_gate)
 
 
 class Span(NamedTuple):
@@ -200,11 +205,24 @@ def _weights(layer: torch.nn.Module) -> tuple[Tensor, Tensor]:
 
 def _prepare_block(block: DiTBlock) -> PreparedBlock:
     attention, feed_forward = block.attn, block.ff.ff
-    parts = [_weights(layer) for layer in (attention.to_q, attention.to_k, attention.to_v)]
-    qkv = torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts])
     first = feed_forward[0]
     assert isinstance(first, torch.nn.Sequential)
-    return PreparedBlock(qkv, _weights(attention.to_out[0]), _weights(first[0]), _weights(feed_forward[2]))
+    return PreparedBlock(
+        qkv=_joined(attention.to_q, attention.to_k, attention.to_v),
+        out=_joined(attention.to_out[0]),
+        ff_in=_joined(first[0]),
+        ff_out=_joined(feed_forward[2]),
+    )
+
+
+def _joined(*layers: torch.nn.Module) -> Linear:
+    """One layer whose outputs are those of ``layers``, one after the other."""
+    small = [layer for layer in layers if isinstance(layer, Int8Linear)]
+    if small:
+        assert len(small) == len(layers), "either all of the layers have 8-bit products or none"
+        return Int8Linear.joined(small)
+    weights, biases = zip(*(_weights(layer) for layer in layers), strict=True)
+    return partial(F.linear, weight=torch.cat(weights), bias=torch.cat(biases))
 
 
 def _modulation(vectors: list[Tensor], step: int) -> Modulation:

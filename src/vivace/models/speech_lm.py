@@ -31,8 +31,12 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., hidden]`` to the same shape."""
-        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self._gate_and_up(x)
+        out: Tensor = self.down_proj(nn.functional.silu(gate) * up)
         return out
+
+    def _gate_and_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gate_proj(x), self.up_proj(x)
 
 
 class DecoderLayer(nn.Module):
@@ -104,7 +108,7 @@ class SpeechLM(nn.Module):
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """An empty cache for ``batch`` rows with room for ``capacity`` positions; it grows when full."""
-        config, weight = self.config, self.llm_decoder.weight
+        config, weight = self.config, self.norm.weight
         return KeyValueCache(
             num_layers=config.num_layers,
             batch=batch,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from vivace.audio.watermark import find_watermark
-from vivace.checkpoint.model import DTYPES
+from vivace.checkpoint.model import PRECISIONS
 from vivace.engine import EngineRouter
 from vivace.server.app import create_app
 from vivace.server.door import address_of
@@ -104,7 +104,7 @@ async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
     engines = await EngineRouter.open(
         settings.model,
         devices=[engine.device for engine in each],
-        dtype=DTYPES[settings.dtype],
+        dtype=PRECISIONS[settings.dtype],
         lm_variant=settings.lm_variant,
         voices_folder=settings.voices_folder,
         limits=settings.limits,

@@ -68,13 +68,13 @@ OpenEngine = Callable[[Header], Awaitable[WorkerEngine]]
 
 async def open_engine(settings: Header) -> WorkerEngine:
     """The engine that the settings of ``process.EngineSettings`` describe."""
-    from vivace.checkpoint.model import DTYPES
+    from vivace.checkpoint.model import PRECISIONS
 
     folder = settings["voices_folder"]
     return await AsyncEngine.open(
         settings["model"],
         device=settings["device"],
-        dtype=DTYPES[settings["dtype"]],
+        dtype=PRECISIONS[settings["dtype"]],
         lm_variant=settings["lm_variant"],
         voices_folder=None if folder is None else Path(folder),
         limits=Limits(**settings["limits"]),
