@@ -22,8 +22,8 @@ __all__ = ["Capacity", "Overdue", "Place", "Policy", "Scheduler", "StepPlan", "T
 
 Overdue = Literal["queue", "consumer"]
 
-FULL_CHUNKS = 32
-"""Chunks of a step that fill launches: with fewer each costs more."""
+FULL_CHUNKS = 48
+"""Chunks of a step that make up for what a step costs whatever is in it: with fewer each costs more."""
 
 _MOVE_MS = 2  # how soon to look again whether pages have arrived
 _URGENT, _FIRST, _LATER = 0, 1, 2

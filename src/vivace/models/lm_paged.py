@@ -139,10 +139,10 @@ class PagedLM:
         stream: where launches go; None on a CPU.
         in_turn: a launch begins when the work on the caller's CUDA stream is done. For kernels that need the whole
             device: beside others they would wait for room, and hold up everything that comes behind them.
-        rows_in_turn: so do those of several rows and of prompts, which do not need all of it; False: never those.
+        rows_in_turn: so do those of several rows and of prompts. They do not need all of it, and run beside others.
     """
 
-    rows_in_turn = True
+    rows_in_turn = False
 
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     plain_ops: type[PlainOps] = PlainOps
