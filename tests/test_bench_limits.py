@@ -60,6 +60,8 @@ def test_a_stream_keeps_what_its_frames_and_positions_say():
 def test_halves_of_every_format_multiply_at_the_measured_rate():
     named = {form.name: form for form in limits.formats(Ceilings(1, 10), Ceilings(1, 20))}
     assert [named[name].matrix_rate for name in ("float32", "float16", "int8", "int4")] == [10, 20, 20, 20]
+    named = {form.name: form for form in limits.formats(Ceilings(1, 10), Ceilings(1, 20), Ceilings(1, 40))}
+    assert [named[name].matrix_rate for name in ("float32", "float16", "int8", "int4")] == [10, 20, 40, 20]
 
 
 @pytest.mark.parametrize("generation", [1, 2])

@@ -13,6 +13,7 @@ import torch
 
 from vivace.checkpoint import weight_shapes
 from vivace.config import FlowConfig, SpeechLMConfig
+from vivace.layers.int8 import gain_over_bfloat16, products_are_exact
 
 if TYPE_CHECKING:
     from vivace.config import ModelConfig
@@ -59,6 +60,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     multiply = torch._int_mm if dtype == torch.int8 else torch.mm
     matrix_s = _median_s(lambda: multiply(left, right), device)
     return Ceilings(2 * source.numel() * 4 / copy_s, 2 * size**3 / matrix_s)
+
+
+def int8_ceilings(device: torch.device) -> Ceilings | None:
+    """Those of 8-bit products, on a CPU that is good at them; None elsewhere."""
+    if device.type != "cpu" or not products_are_exact() or gain_over_bfloat16() <= 1:
+        return None
+    return measure_ceilings(device, torch.int8)
 
 
 def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:

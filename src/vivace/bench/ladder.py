@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vivace.bench.common import hardware, heading
-from vivace.bench.floors import measure_ceilings
+from vivace.bench.floors import int8_ceilings, measure_ceilings
 from vivace.bench.ladder_compare import compared
 from vivace.bench.ladder_judge import Judge
 from vivace.bench.ladder_measure import Measurer
@@ -210,8 +210,8 @@ def _floors(setup: Setup) -> list[dict[str, Any]]:
     full, half = measure_ceilings(device, torch.float32), measure_ceilings(device, half_type)
     bandwidth, work = max(full.bandwidth, half.bandwidth), count_work(config)
     prompt_tokens = len(setup.voice.speech_tokens)
-    found = []
-    for form in formats(full, half)[:2]:
+    small, found = int8_ceilings(device), []
+    for form in formats(full, half, small)[: 2 if small is None else 3]:
         all_floors = describe(Floors(work, form, bandwidth, full.matrix_rate), config, prompt_tokens)
         figures = {name: all_floors[name] for name in ("format", "ttfb_ms", "rtf")}
         found.append(figures | {"tps": all_floors["lm"][0]["tps"]})

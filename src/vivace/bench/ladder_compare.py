@@ -20,7 +20,7 @@ def compared(rows: Sequence[Row], floors: Sequence[Row]) -> list[Row]:
     reference's way, otherwise the rung that this one builds on.
 
     Args:
-        floors: of float32 and of halves.
+        floors: of float32, of halves, and of int8 where the machine has products of it.
     """
     return [row | _beside(row, rows, floors) for row in rows]
 
@@ -48,7 +48,7 @@ def _beside(row: Row, rows: Sequence[Row], floors: Sequence[Row]) -> Row:
     switches = row["switches"]
     floor, lm_floor = floors[int(row["half"])], floors[int(switches["half_lm"])]
     if switches["engine"]:
-        lm_floor = floor
+        floor = lm_floor = floors[-1] if switches["int8"] else floor
     base = base_of(row, rows)
 
     def gain(name: str) -> float | None:

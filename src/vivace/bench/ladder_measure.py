@@ -24,6 +24,7 @@ from vivace.engine.lm_runner import PlainSequence
 from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest
 from vivace.models.lm_single import SingleStep
+from vivace.models.speech_lm import SpeechLM
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from vivace.bench.ladder_lm import Decoder
     from vivace.bench.ladder_rungs import Plan, Switches
     from vivace.models.flow import FlowModel
-    from vivace.models.speech_lm import SpeechLM
 
 WARM_TOKENS = 30
 """Of the phrase that warms up: the least that goes through all stages."""
@@ -79,7 +79,7 @@ class Measurer:
     def measure(self, plan: Plan) -> Figures:
         """Warms up, speaks all phrases ``runs`` times, and compares with float32."""
         if plan.switches.engine:
-            return self._measure_engine()
+            return self._measure_engine(plan.switches)
         return self._measure_stages(plan.switches)
 
     @torch.inference_mode()
@@ -121,9 +121,11 @@ class Measurer:
             stages.speak(phrase)
         stages.hops = Hops(switches, stages.hops.prompt_tokens)
 
-    def _measure_engine(self) -> Figures:
+    def _measure_engine(self, switches: Switches) -> Figures:
         setup, before = self._setup, allocated(self._setup.device)
         dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
+        if switches.int8:
+            dtype = torch.int8
         assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype, limits=LIMITS)
         with Engine(assets, max_streams=1) as engine:
             engine.warm_up()
@@ -139,11 +141,14 @@ class Measurer:
             if peak is not None:
                 peak -= before
             mel = _engine_mel(engine, setup, self._tokens)
-            kl = self._engine_kl(assets)
+            kl = self._engine_kl(assets, switches)
         return self._figures(runs, peak, kl, mel)
 
-    def _engine_kl(self, assets: Assets) -> float:
+    def _engine_kl(self, assets: Assets, switches: Switches) -> float:
         lm = assets.model.lm
+        if switches.int8:
+            assert isinstance(lm, SpeechLM)
+            return quality.kl_mean(self._scores, quality.lm_scores(lm))
         if SingleStep.fits(lm):
             return quality.kl_mean(self._scores, quality.single_step_scores(lm))
         if self._setup.device.type != "cuda":

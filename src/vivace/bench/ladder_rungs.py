@@ -31,6 +31,7 @@ class Switches:
             leaves it to the next; "own": each request begins anew; "early": absolute borders every 25 tokens.
         incremental_flow, incremental_vocoder: nothing is computed twice; otherwise the whole prefix for each chunk.
         engine: Vivace's own engine, with its kernels where the device has any.
+        int8: that engine with 8-bit products.
     """
 
     keep_states: bool = True
@@ -46,6 +47,7 @@ class Switches:
     incremental_flow: bool = False
     incremental_vocoder: bool = False
     engine: bool = False
+    int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Rung:
         about: one sentence on what changes.
         change: fields of ``Switches`` and their new values.
         alone: also measured with nothing but this change to the reference's way.
-        needs_cuda: cannot run elsewhere.
+        needs: kind of device without which it cannot run; None: runs anywhere.
         carried_on: kinds of device where later rungs keep the change.
         missing: why it does not exist yet.
     """
@@ -68,7 +70,7 @@ class Rung:
     about: str
     change: tuple[tuple[str, object], ...] = ()
     alone: bool = False
-    needs_cuda: bool = False
+    needs: Literal["cpu", "cuda"] | None = None
     carried_on: tuple[str, ...] = ("cpu", "cuda")
     missing: str | None = None
 
@@ -121,14 +123,14 @@ RUNGS = (
         "SDPA back end named",
         "flash attention, where PyTorch's own choice may be one that makes a plan for every new length",
         (("attention", "flash"),),
-        needs_cuda=True,
+        needs="cuda",
     ),
     Rung(
         "compile",
         "torch.compile",
         "layers of the speech LM with static shapes, and blocks of the DiT for any length",
         (("compiled", True),),
-        needs_cuda=True,
+        needs="cuda",
     ),
     Rung(
         "event-driven",
@@ -142,7 +144,7 @@ RUNGS = (
         "CUDA graphs",
         "a step of the speech LM is one graph",
         (("graphs", True),),
-        needs_cuda=True,
+        needs="cuda",
     ),
     Rung(
         "parallel",
@@ -187,7 +189,14 @@ RUNGS = (
     ),
     Rung("onnx-flow", "ONNX Runtime flow", "the flow through ONNX Runtime", missing="not part of Vivace yet"),
     Rung("tensorrt-flow", "TensorRT flow", "the flow through TensorRT", missing="not part of Vivace yet"),
-    Rung("int8", "int8 weights", "8-bit integer weights", missing="not part of Vivace yet"),
+    Rung(
+        "int8",
+        "int8 products",
+        "the engine with 8-bit weights and products in the speech LM and the DiT",
+        (("engine", True), ("int8", True)),
+        needs="cpu",
+        carried_on=(),
+    ),
     Rung("fp8", "fp8 weights", "8-bit floating-point weights", missing="not part of Vivace yet"),
     Rung("int4", "int4 weights", "4-bit weights of the speech LM", missing="not part of Vivace yet"),
 )
@@ -222,8 +231,8 @@ def plan_ladder(device_type: str, *, alone: bool = True, names: tuple[str, ...] 
     current = Switches()
     for rung in RUNGS:
         reason = rung.missing
-        if reason is None and rung.needs_cuda and device_type != "cuda":
-            reason = "needs a CUDA device"
+        if reason is None and rung.needs not in (None, device_type):
+            reason = "needs a CUDA device" if rung.needs == "cuda" else "for a CPU"
         switches = replace(current, **dict(rung.change))  # type: ignore[arg-type]
         if not names or rung.name in names:
             plans.append(Plan(rung, "cumulative", switches, reason))

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vivace.bench.common import heading
-from vivace.bench.floors import CONTEXT_FRAMES, Ceilings, StageWork, measure_ceilings, stage_work
+from vivace.bench.floors import (
+    CONTEXT_FRAMES,
+    Ceilings,
+    StageWork,
+    int8_ceilings,
+    measure_ceilings,
+    stage_work,
+)
 from vivace.bench.single import RANDOM, Bench
 from vivace.checkpoint import weight_shapes
 from vivace.config import SpeechLMConfig
@@ -160,12 +167,16 @@ class Floors:
         return size * (frames * work.flow_kept + positions * work.lm_kept)
 
 
-def formats(full: Ceilings, half: Ceilings) -> list[Format]:
-    """float32 and halves as measured; smaller weights multiply at the halves' rate once they are unpacked."""
+def formats(full: Ceilings, half: Ceilings, small: Ceilings | None = None) -> list[Format]:
+    """float32 and halves as measured; smaller weights multiply at the halves' rate once they are unpacked.
+
+    Args:
+        small: of 8-bit products, where the engine has them: then int8 weights multiply at their rate.
+    """
     return [
         Format("float32", 4, 4, full.matrix_rate),
         Format("float16", 2, 2, half.matrix_rate),
-        Format("int8", 1, 2, half.matrix_rate),
+        Format("int8", 1, 2, (small or half).matrix_rate),
         Format("int4", 0.5, 2, half.matrix_rate),
     ]
 
@@ -195,7 +206,8 @@ def run(
     bandwidth = max(full.bandwidth, half.bandwidth)
     config, prompt_tokens = _sizes(model)
     work = count_work(config)
-    ladder = [Floors(work, form, bandwidth, full.matrix_rate) for form in formats(full, half)]
+    forms = formats(full, half, int8_ceilings(target))
+    ladder = [Floors(work, form, bandwidth, full.matrix_rate) for form in forms]
     document: dict[str, Any] = {
         **heading("limits", device, config.name, dtype),
         "bandwidth_bytes_per_second": round(bandwidth),

@@ -108,9 +108,10 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> st
 
 
 def _ends(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The bottom and the top rung that were measured; empty ones if none was."""
+    """The bottom rung that was measured and the top one, int8 left aside where it can; empty ones if none was."""
     rungs = measured(document["rows"])
-    return (rungs[0], rungs[-1]) if rungs else ({}, {})
+    floats = [row for row in rungs if not row["switches"]["int8"]] or rungs  # int8 gives up accuracy
+    return (floats[0], floats[-1]) if floats else ({}, {})
 
 
 def _tiles(document: dict[str, Any]) -> str:
