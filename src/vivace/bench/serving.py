@@ -25,8 +25,7 @@ from vivace.bench.serving_load import Load
 from vivace.bench.serving_player import Window
 from vivace.bench.single import Bench
 from vivace.datatypes import SamplingParams
-from vivace.engine.async_engine import AsyncEngine
-from vivace.engine.engine import MOST_STREAMS
+from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
 from vivace.engine.request import SynthesisRequest
 from vivace.errors import InvalidRequestError
 from vivace.voice import Voice
@@ -49,7 +48,8 @@ class Settings:
         offline: requests spoken as fast as possible; 0: none. whole: these in one piece each.
         loop: a client sends its next request when it has played the one before, or when it has its last chunk.
         seconds: length of each window. ramp_s: of the time before it; None: that of one utterance.
-        max_streams: that the device serves at once; 0: as many as the largest closed loop, within what it can.
+        max_streams: that the device serves at once; 0: as many as the largest load has, up to ``MANY_STREAMS``:
+            generation runs ahead of playback, so a few serve many listeners.
         voices: how many different ones.
         deterministic: the engine's mode of that name.
     """
@@ -87,7 +87,8 @@ class Settings:
     @property
     def running(self) -> int:
         """Streams that the engine is opened for."""
-        return self.max_streams or min(MOST_STREAMS, max(self.streams, default=MOST_STREAMS))
+        most = MANY_STREAMS if self.rates else max((*self.streams, self.offline))
+        return self.max_streams or min(MANY_STREAMS, most)
 
     @property
     def ramp(self) -> float:

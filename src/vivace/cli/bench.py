@@ -174,7 +174,7 @@ def bench_serving(
         float | None, typer.Option(help="Seconds of load before it; one utterance's length if not given.")
     ] = None,
     utterance_seconds: Annotated[float, typer.Option(help="Audio per utterance.")] = 10.0,
-    max_streams: Annotated[int, typer.Option(help="Of the engine; 0: as many as listeners, if it can.")] = 0,
+    max_streams: Annotated[int, typer.Option(help="Of the engine; 0: as many as listeners, up to 64.")] = 0,
     voices: Annotated[int, typer.Option(help="Different stored voices.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first request.")] = 0,
     deterministic: Deterministic = False,
