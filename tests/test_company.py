@@ -21,9 +21,13 @@ from vivace import (
     SynthesisError,
     SynthesisRequest,
 )
+from vivace.engine import device_stages
 from vivace.engine.batch import BatchRunner
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.scheduler import Policy, Scheduler
+from vivace.models import flow_device
+from vivace.models.device_kinds import make_device_flow
+from vivace.models.flow_wave import WaveSolver
 
 OPTIONS = {"num_steps": 2, "token_text_ratio": (2.0, 2.6)}
 ROWS = 8
@@ -394,3 +398,48 @@ def test_many_coroutines_that_come_and_go(random_model_folder, ask, alone):
     assert sum(samples is not None for samples in heard) >= 6
     for number, samples in enumerate(heard):
         assert samples in (None, alone(number % 6)), number
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_chunks_of_one_stream_in_a_launch(random_model_folder, monkeypatch, engine, voices, in_turn):
+    """Their number grows while a stream has the engine to itself; the samples stay, also when others come."""
+    monkeypatch.setattr(flow_device, "launch_costs", lambda *_: {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4})
+    waves = []
+    run = WaveSolver.run
+    monkeypatch.setattr(WaveSolver, "run", lambda self, known: waves.append(len(self.x)) or run(self, known))
+    requests = [
+        SynthesisRequest(
+            "the fox sang in the rain and " * count, voice=voice, sampling=SamplingParams(seed=3)
+        )
+        for count, voice in zip((14, 3, 9), voices, strict=True)
+    ]
+    alone = [engine.synthesize(request).samples.tobytes() for request in requests]
+    monkeypatch.setattr(
+        device_stages, "make_device_flow", lambda flow, *_, **__: make_device_flow(flow, None, 8)
+    )
+    with open_engine(random_model_folder, Policy(wave_ms=400)) as other:
+        stages = other._stages._device
+        stages.flow.warm_up()
+        stages.lm.paged.in_turn = in_turn
+        other._scheduler.use(replace(stages.capacity, wave=stages.flow.paged.most_in_wave))
+        waves.clear()
+        for request, samples in zip(requests, alone, strict=True):
+            assert other.synthesize(request).samples.tobytes() == samples
+        assert set(waves) == {2, 4}
+        lives = []
+        for request in requests:
+            lives.append(other.submit(request))
+            for _ in range(9):
+                other.step()
+        parts = [b"" for _ in lives]
+        while not all(live.is_done for live in lives):
+            other.step()
+            parts = [part + take_all(other, live) for part, live in zip(parts, lives, strict=True)]
+        assert parts == alone
+        assert held(other) == (0, 0, 0)
+
+
+def test_where_rows_are_computed_as_alone_so_are_chunks(random_model_folder, monkeypatch):
+    monkeypatch.setattr(flow_device, "launch_costs", lambda *_: {1: 6.2, 2: 8.4, 4: 10.4})
+    with open_engine(random_model_folder) as engine:
+        assert engine._stages._device.flow.paged.most_in_wave == 1

@@ -118,6 +118,53 @@ def test_where_streams_share_launches_one_chunk_of_each_comes_before_several_of_
     assert scheduler.plan(10_000).render == ((1, 4),)
 
 
+ALONE = Capacity(batch=4, pack=1, wave=4)
+
+
+@pytest.mark.parametrize(
+    ("audio_ms", "spent_ms", "spare", "chunks"),
+    [
+        (920, 10, 100, 1),
+        (1920, 10, 24, 0),
+        (1920, 10, 25, 2),
+        (2720, 10, 100, 2),
+        (3920, 10, 74, 0),
+        (3920, 10, 75, 4),
+        (3920, 3300, 75, 1),
+        (9000, 10, 200, 4),
+    ],
+)
+def test_a_stream_alone_waits_for_the_chunks_of_a_launch(audio_ms, spent_ms, spare, chunks):
+    """The more audio was handed over the more; with little left to play it takes the next one."""
+    scheduler = make(ALONE)
+    ticket = playing(1, 0, spare_tokens=spare)
+    ticket.first_ms, ticket.audio_ms = 10_000, audio_ms
+    scheduler.add(ticket)
+    plan = scheduler.plan(10_000 + spent_ms)
+    assert plan.render == (((1, chunks),) if chunks else ())
+    assert chunks or decoded(plan) == [1]
+
+
+def test_a_stream_alone_has_its_first_chunk_at_once():
+    scheduler = make(ALONE)
+    scheduler.add(Ticket(1, tokens_until_audio=0, spare_tokens=200, opens_segment=False))
+    assert scheduler.plan(0).render == ((1, 1),)
+
+
+@pytest.mark.parametrize("state", [{"is_complete": True}, {"waits_for_text": True}])
+def test_a_stream_alone_waits_for_no_tokens_that_will_not_come(state):
+    scheduler = make(ALONE)
+    scheduler.add(playing(1, 9000, spare_tokens=60, **state))
+    assert scheduler.plan(10_000).render == ((1, 3),)
+
+
+def test_in_company_nobody_waits_for_the_chunks_of_a_launch():
+    scheduler = make(ALONE)
+    for request_id in (1, 2):
+        scheduler.add(playing(request_id, 1900))
+    assert scheduler.plan(10_000).render == ((1, 1), (2, 1))
+
+
 def test_the_limit_holds_for_streams_that_have_time_and_not_for_the_others():
     scheduler = make(Capacity(batch=8, pack=2))
     for request_id in range(1, 9):

@@ -306,7 +306,8 @@ class DeviceStages:
             flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
             if max_bytes is not None:
                 pages = (max_bytes - kept) // paged.pool.page_bytes
-        wave = 1 if paged is None else paged.most_in_wave
+        # Where tokens are made beside the flow's work, it gains nothing by waiting for more of them.
+        wave = 1 if paged is None or lm.runs_beside else paged.most_in_wave
         capacity = Capacity(
             batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
             pack=1 if paged is None else paged.max_streams,

@@ -173,15 +173,16 @@ class Stages:
             yield attempt(live, partial(self.decode, live, count))
 
     def decode(self, live: LiveRequest, count: int) -> None:
-        """Makes up to ``count`` speech tokens, none beyond what the next chunk needs.
+        """Makes up to ``count`` speech tokens, none beyond what the next chunk needs if that is not there.
 
         Raises:
             SynthesisError: values that are not finite, or a segment without any speech.
         """
         segment = live.segment or self.next_segment(live)
         assert segment.lm is not None
-        if not segment.is_whole:
-            count = min(count, self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens))
+        needed = self.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
+        if needed and not segment.is_whole:  # 0: a chunk is there, and waits for others
+            count = min(count, needed)
         started = time.perf_counter()
         with self.span("lm"):
             made = segment.lm.decode(count)

@@ -119,6 +119,8 @@ class Policy:
         max_pending_chunks: undelivered chunks at which a request pauses.
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
         max_hop_chunks: chunks of one stream in a step while its playback is safe; safe_ms: credit per chunk of it.
+        wave_ms: audio handed over per chunk, and least credit, from which a stream that has the engine to itself waits
+            for more chunks, where they share launches.
         first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
         max_queue_ms: longest wait of a request that has not started.
         max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.
@@ -137,6 +139,7 @@ class Policy:
     max_ahead_ms: int | None = None
     max_hop_chunks: int = 4
     safe_ms: int = 1500
+    wave_ms: int = 800
     first_ms: int = 200
     urgent_ms: int = 300
     max_queue_ms: int = 30_000
