@@ -29,6 +29,7 @@ AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
         (6, TIGHT, AHEAD),
         (7, PLAIN, POLICY),
         (8, replace(NORMAL, running=3, queue=1), POLICY),
+        (9, replace(NORMAL, running=2, wave=4), POLICY),
     ],
 )
 def test_a_million_steps(seed, capacity, policy):
