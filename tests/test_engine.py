@@ -160,6 +160,33 @@ def test_requests_in_several_threads(engine, ask):
         np.testing.assert_array_equal(one, other)
 
 
+def test_who_comes_while_tokens_are_waited_for_is_in_the_next_plan(engine, ask, monkeypatch):
+    """Not in the one behind it: a request must not wait for a whole step."""
+    lives, planned = [], []
+    collect, plan = engine._stages.collect, engine._scheduler.plan
+
+    def slow():
+        monkeypatch.setattr(engine._stages, "collect", collect)
+        caller = threading.Thread(target=lambda: lives.append(engine.submit(ask())))
+        caller.start()
+        callers.append(caller)
+        while not engine._loop.turn._messages:
+            caller.join(0.001)
+        return collect()
+
+    def note(now_ms):
+        planned.append(len(engine._scheduler))
+        return plan(now_ms)
+
+    callers = []
+    monkeypatch.setattr(engine._stages, "collect", slow)
+    monkeypatch.setattr(engine._scheduler, "plan", note)
+    assert engine.step()
+    callers[0].join(60)
+    assert planned == [1]
+    engine.cancel(lives[0])
+
+
 def test_threads_that_come_and_go(engine, ask):
     """Some listen to the end, some leave at any moment; who stays hears what he would hear alone."""
     texts = ["Go.", "Hi you.", LONG]

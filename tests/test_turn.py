@@ -43,6 +43,20 @@ def test_a_message_to_a_holder_waits_for_its_end_but_not_its_sender():
     assert order == ["work", "message"]
 
 
+def test_the_holder_may_deliver_in_the_midst_of_its_work():
+    turn, order = Turn(), []
+
+    def work():
+        assert not turn.deliver()
+        turn.tell(lambda: order.append("message"))
+        assert turn.deliver()
+        order.append("work")
+        return False
+
+    assert not turn.run(work)  # the work itself says whether anything changed
+    assert order == ["message", "work"]
+
+
 def test_messages_are_delivered_also_if_the_work_fails():
     turn, order = Turn(), []
 

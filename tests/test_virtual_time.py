@@ -7,7 +7,7 @@ from tests.virtual_time import H200, Clock, Costs
 BESIDE = Costs(beside=(1.5, 1.8))
 
 
-@pytest.mark.parametrize(("costs", "streams"), [(Costs(), 200), (BESIDE, 300)])
+@pytest.mark.parametrize(("costs", "streams"), [(Costs(), 250), (BESIDE, 300)])
 def test_deadlines_are_kept_well_below_what_the_device_can_do(costs, streams):
     clock = Clock(costs)
     found = clock.closed(streams)

@@ -213,9 +213,9 @@ class Clock:
     def step(self) -> None:
         """What ``EngineLoop`` does, or a sleep until there is something to do."""
         started_ms = self.now_ms
+        self.now_ms = max(self.now_ms, self._rows_end_ms)
         while self._asking and self._asking[0][0] + self.costs.text <= self.now_ms:
             self._ask(*heapq.heappop(self._asking))
-        self.now_ms = max(self.now_ms, self._rows_end_ms)
         decoding, self._decoding = self._decoding, []
         for request, count in decoding:
             request.made = min(request.total, request.made + count)

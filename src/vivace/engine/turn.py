@@ -64,6 +64,10 @@ class Turn:
         self.tell(deliver)
         return answer.result()
 
+    def deliver(self) -> bool:
+        """Delivers what has come meanwhile, from inside ``run``'s work; whether there was anything."""
+        return self._deliver()
+
     def wait(self, version: int, timeout_s: float | None = None) -> None:
         """Sleeps until something changed since ``version`` was read, or the time is over."""
         with self._changed:
