@@ -23,12 +23,13 @@ from vivace.bench.llm import load_lm
 from vivace.checkpoint import open_model
 from vivace.datatypes import SamplingParams
 from vivace.engine.engine import Engine
-from vivace.engine.loading import load_assets
+from vivace.engine.loading import Assets, load_assets
 from vivace.engine.request import SynthesisRequest
 from vivace.errors import InvalidRequestError, ModelFolderError
 from vivace.layers.int8 import LEVELS, FineInt8Linear, Int8Linear, products_are_exact, to_int8
 from vivace.models import int8_stages
-from vivace.models.int8_stages import check_int8, quantize_flow, quantize_lm
+from vivace.models.int8_stages import check_int8, quantize, quantize_lm
+from vivace.models.lm_single import SingleStep
 
 needs_exact = pytest.mark.skipif(not products_are_exact(), reason="this processor cuts off 8-bit products")
 
@@ -126,8 +127,22 @@ def embedded():
     return load_assets("mini"), load_assets("mini", dtype=torch.int8)
 
 
-def test_speech_lm_keeps_to_the_contract(embedded):
+@pytest.fixture(scope="module")
+def small_lm(embedded):
+    lm = copy.deepcopy(embedded[0].model.lm)
+    quantize_lm(lm)
+    return lm
+
+
+def test_a_narrow_speech_lm_stays_exact(embedded):
     exact, small = (assets.model.lm for assets in embedded)
+    assert SingleStep.fits(small)
+    assert torch.equal(lm_scores(exact), lm_scores(small))
+
+
+def test_speech_lm_keeps_to_the_contract(embedded, small_lm):
+    exact, small = embedded[0].model.lm, small_lm
+    assert not SingleStep.fits(small)
     weights = [module.weight for module in small.modules() if isinstance(module, Int8Linear)]
     assert len(weights) == 4 * small.config.num_layers + 1
     assert all(weight.dtype == torch.int8 for weight in weights)
@@ -137,8 +152,8 @@ def test_speech_lm_keeps_to_the_contract(embedded):
 
 
 @torch.inference_mode()
-def test_steps_of_the_speech_lm_equal_the_whole(embedded):
-    lm = embedded[1].model.lm
+def test_steps_of_the_speech_lm_equal_the_whole(small_lm):
+    lm = small_lm
     ids = torch.arange(3, 43)[None]
     whole = lm.logits(lm(lm.embed_speech(ids)))[0]
     cache = lm.new_cache(1, 4)
@@ -156,24 +171,30 @@ def test_flow_keeps_to_the_contract(embedded):
     assert 30 < snr_db(expected, streamed_mel(small, voice, tokens)) < 60
 
 
-def test_speaks_and_repeats_itself(embedded):
-    config = embedded[1].model.config
-    embedded[1].model.config = replace(config, token_text_ratio=(1.0, 3.0))
+def test_speaks_and_repeats_itself(embedded, small_lm):
+    small = embedded[1]
+    config = replace(small.model.config, token_text_ratio=(1.0, 3.0))
+    assets = Assets(
+        replace(small.model, lm=small_lm, config=config), small.frontend, small.voices, small.limits
+    )
     request = SynthesisRequest("Two short words.", sampling=SamplingParams(seed=3))
-    with Engine(embedded[1]) as engine:
+    with Engine(assets) as engine:
         first, again = (engine.synthesize(request) for _ in range(2))
         assert not engine.is_near_silent(first.samples)
-    embedded[1].model.config = config
     assert np.array_equal(first.samples, again.samples)
 
 
 @needs_exact
-def test_official_folder(random_model_folder):
+def test_official_folder(random_model_folder, monkeypatch):
+    monkeypatch.setattr(int8_stages.SingleStep, "fits", lambda _: False)  # as if it were wide
     exact, small = (open_model(random_model_folder, dtype=dtype) for dtype in (torch.float32, torch.int8))
     assert {parameter.dtype for parameter in small.vocoder.parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in small.flow.parameters()} == {torch.float32}
-    count = len([module for module in small.flow.modules() if isinstance(module, Int8Linear)])
-    assert count == 6 * small.config.flow.depth
+    for stage, count in (
+        (small.flow, 6 * small.config.flow.depth),
+        (small.lm, 4 * small.config.lm.num_layers + 1),
+    ):
+        assert len([module for module in stage.modules() if isinstance(module, Int8Linear)]) == count
     assert torch.equal(small.lm.embed_tokens.weight, exact.lm.embed_tokens.weight)
 
 
@@ -186,9 +207,8 @@ def test_older_generations_are_refused(tmp_path, generation):
 
 
 def test_stages_of_another_kind_are_refused():
-    for change in (quantize_lm, quantize_flow):
-        with pytest.raises(ModelFolderError, match="no 8-bit products; use bfloat16"):
-            change(nn.Identity())
+    with pytest.raises(ModelFolderError, match="no 8-bit products; use bfloat16"):
+        quantize(nn.Identity())
 
 
 def test_a_gpu_is_refused():

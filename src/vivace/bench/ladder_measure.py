@@ -146,11 +146,11 @@ class Measurer:
 
     def _engine_kl(self, assets: Assets, switches: Switches) -> float:
         lm = assets.model.lm
+        if SingleStep.fits(lm):
+            return quality.kl_mean(self._scores, quality.single_step_scores(lm))
         if switches.int8:
             assert isinstance(lm, SpeechLM)
             return quality.kl_mean(self._scores, quality.lm_scores(lm))
-        if SingleStep.fits(lm):
-            return quality.kl_mean(self._scores, quality.single_step_scores(lm))
         if self._setup.device.type != "cuda":
             return 0.0
         half = self._setup.speech_lm(half=True)  # the engine has packed its own weights

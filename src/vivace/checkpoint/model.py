@@ -34,7 +34,7 @@ from vivace.checkpoint.torch_file import check_finite
 from vivace.checkpoint.yaml_config import read_official_config
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
-from vivace.models.int8_stages import check_int8, quantize_flow, quantize_lm
+from vivace.models.int8_stages import check_int8, quantize
 from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder, make_flow, make_lm, make_vocoder
 
 M = TypeVar("M", bound=nn.Module)
@@ -155,7 +155,7 @@ def open_model(
         own_dtype = torch.float32 if is_int8 else stage_dtype(stage, dtype)
         module = build_stage(make, weights.pop(stage), file, resolved, own_dtype, keep_mapped=mapped)
         if is_int8 and stage != "vocoder":
-            (quantize_lm if stage == "lm" else quantize_flow)(module)
+            quantize(module)
         return module
 
     return Model(

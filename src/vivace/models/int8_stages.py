@@ -15,6 +15,7 @@ from vivace.layers.attention import CausalSelfAttention
 from vivace.layers.int8 import FineInt8Linear, Int8Linear, gain_over_bfloat16, products_are_exact
 from vivace.models.dit import DiTBlock
 from vivace.models.flow import FlowModel
+from vivace.models.lm_single import SingleStep
 from vivace.models.speech_lm import DecoderLayer, GatedMLP, SpeechLM
 
 _log = logging.getLogger(__name__)
@@ -66,10 +67,28 @@ def check_int8(device: torch.device) -> None:
         _log.warning("int8 is %.1f times slower than bfloat16 on this processor: use that", 1 / gain)
 
 
-def quantize_lm(lm: nn.Module) -> None:
-    """Changes a float32 speech LM in place; its floating-point weights are freed. Raises ModelFolderError."""
-    if not isinstance(lm, SpeechLM):
-        raise _not_for("speech LM")
+def quantize(stage: nn.Module) -> None:
+    """Changes a float32 speech LM or flow in place where that gains speed; what it replaces is freed.
+
+    A narrow speech LM stays as it is: single positions in NumPy are faster (``lm_single``), and exact.
+
+    Raises:
+        ModelFolderError: a stage of another kind.
+    """
+    if isinstance(stage, FlowModel):
+        quantize_flow(stage)
+    elif not isinstance(stage, SpeechLM):
+        raise ModelFolderError(
+            "--dtype int8: this generation of the model has no 8-bit products; use bfloat16",
+            code="unsupported_value",
+            param="dtype",
+        )
+    elif not SingleStep.fits(stage):
+        quantize_lm(stage)
+
+
+def quantize_lm(lm: SpeechLM) -> None:
+    """All layers and the head."""
     for layer in lm.layers:
         assert isinstance(layer, DecoderLayer)
         layer.self_attn = Int8SelfAttention(layer.self_attn)
@@ -77,21 +96,11 @@ def quantize_lm(lm: nn.Module) -> None:
     lm.add_module("llm_decoder", Int8Linear.of(lm.llm_decoder))
 
 
-def quantize_flow(flow: nn.Module) -> None:
-    """The same for a flow that has made nothing ready yet (``FlowModel.prepare``). Raises ModelFolderError."""
-    if not isinstance(flow, FlowModel):
-        raise _not_for("flow")
+def quantize_flow(flow: FlowModel) -> None:
+    """All blocks of a DiT that has made nothing ready yet (``FlowModel.prepare``)."""
     for block in flow.dit.transformer_blocks:
         assert isinstance(block, DiTBlock)
         for parent in (block.attn, block.attn.to_out, block.ff.ff, block.ff.ff[0]):
             for name, layer in list(parent.named_children()):
                 if isinstance(layer, nn.Linear):
                     parent.add_module(name, Int8Linear.of(layer))
-
-
-def _not_for(stage: str) -> ModelFolderError:
-    return ModelFolderError(
-        f"--dtype int8: the {stage} of this generation of the model has no 8-bit products; use bfloat16",
-        code="unsupported_value",
-        param="dtype",
-    )
