@@ -118,10 +118,10 @@ class WaveSolver(Solver):
         all_rows = self._all_rows()
         self._faults.zero_()
         chunk = self._config.dit.static_chunk_frames
-        for part, (first, end), rows in zip(self._parts, self._passes, all_rows, strict=True):
+        for part, (first, end) in zip(self._parts, self._passes, strict=True):
             if end < self._streams:
-                count = (end - first) * chunk
-                part.condition[:count] = self._condition[first * chunk : first * chunk + count]
+                part.condition[: (end - first) * chunk] = self._condition[first * chunk : end * chunk]
+        for part, rows in zip(self._parts, all_rows, strict=True):
             self._advance(part, rows)
         # What is not finite stays so: the last pass of a chunk tells, in which it is the first one.
         self.fault.copy_(self._faults[self._config.num_steps - 1 :, 0])
