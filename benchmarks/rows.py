@@ -12,22 +12,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ROWS = "benchmarks/results"
 
-def stamped(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with ``commit`` and ``date`` behind ``bench`` and ``hardware``."""
+
+def stamped(document: dict[str, Any], commit: str | None = None) -> dict[str, Any]:
+    """The document with ``commit`` (default: of the checkout) and ``date`` behind ``bench`` and ``hardware``."""
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     head = {key: document[key] for key in ("bench", "hardware")}
-    return head | {"commit": _commit(), "date": date} | document
+    return head | {"commit": commit or commit_of_checkout(), "date": date} | document
 
 
-def _commit() -> str:
-    """Of the checkout, with "-dirty" where files differ from it; "unknown" outside one."""
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    try:
-        run = subprocess.run(git, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    except OSError:
+def commit_of_checkout() -> str:
+    """With "-dirty" where files other than the rows differ from it; "unknown" outside a checkout."""
+    commit = _git("rev-parse", "--short=7", "HEAD").strip()
+    if not commit:
         return "unknown"
-    return run.stdout.strip() or "unknown"
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":(top,exclude){ROWS}")
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    try:
+        run = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+        )
+    except OSError:
+        return ""
+    return run.stdout if run.returncode == 0 else ""
 
 
 def main() -> None:
