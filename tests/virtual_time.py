@@ -39,7 +39,8 @@ class Costs:
     """Milliseconds on one H200, full-size CosyVoice 3 in bfloat16.
 
     Attributes:
-        flow: of a launch by its streams, one chunk of each. vocoder: of a chunk by the streams of its launch.
+        flow: of a launch by its streams, one chunk of each; calculated (``kernels.dit_packed.LAUNCH_MS``).
+        vocoder: of a chunk by the streams of its launch.
         step: of one step of the speech LM, by its rows. prompt: of one request's prompt.
         host: of a step, of each chunk and of each row in it, while the device has nothing to do.
         emit: of handing a chunk over.

@@ -227,7 +227,7 @@ def _engine_mel(engine: Engine, setup: Setup, tokens: list[int]) -> Tensor:
 def _launch_s(engine: Engine, assets: Assets) -> float | None:
     """Host seconds to queue one decoding step on a device; None where host and device are one."""
     device = engine._stages._device
-    if device is None or device.lm is None:
+    if device is None:
         return None
     lm = device.lm
     sequence = PlainSequence(lm.lm, [], list(range(8)), [])

@@ -35,18 +35,18 @@ class BatchDecoder:
 
     Args:
         stages: what is common to all ways of running.
-        lm: None where every session is a plain one.
+        lm: makes the tokens.
         lead_tokens: see ``LEAD_TOKENS``.
     """
 
-    def __init__(self, stages: Stages, lm: LMDevice | None, lead_tokens: int = LEAD_TOKENS) -> None:
+    def __init__(self, stages: Stages, lm: LMDevice, lead_tokens: int = LEAD_TOKENS) -> None:
         self._stages, self._lm, self.lead_tokens = stages, lm, lead_tokens
         self._decoding: dict[DeviceLMSession, _Decoding] = {}
 
     @property
     def runs_beside(self) -> bool:
         """Whether tokens are made while other stages run."""
-        return self._lm is not None and self._lm.runs_beside
+        return self._lm.runs_beside
 
     def early_tokens(self, live: LiveRequest, segment: Segment) -> int:
         """Tokens with which the flow can compute the last chunk of the prompt; 0: it has had them, or needs none."""
@@ -96,7 +96,7 @@ class BatchDecoder:
             failed: requests that have come to their end in this step.
         """
         bursts: dict[DeviceLMSession, list[int]] = {}
-        is_few, is_first = len(planned) <= FEW_ROWS, False
+        is_few = len(planned) <= FEW_ROWS
         for request_id, count in planned:
             live = lives[request_id]
             if request_id in failed:
@@ -108,21 +108,19 @@ class BatchDecoder:
             elif isinstance(segment.lm, DeviceLMSession):
                 self._decoding[segment.lm] = live, segment
                 bursts[segment.lm] = self._bursts(live, segment, count, is_few)
-                is_first |= is_few and _is_new(live, segment)
             else:
                 yield attempt(live, partial(self._stages.decode, live, count))
-        for session, error in self._launch(bursts, is_first):
+        for session, error in self._launch(bursts):
             live, _ = self._decoding.pop(session)
             yield Outcome(live, error=error)
 
     def _launch(
-        self, bursts: dict[DeviceLMSession, list[int]], is_first: bool
+        self, bursts: dict[DeviceLMSession, list[int]]
     ) -> Iterable[tuple[DeviceLMSession, Exception]]:
         """The first bursts of all rows, then the second ones, and so on. Returns rows that cannot go on."""
         refused: dict[DeviceLMSession, Exception] = {}
-        if self._lm is None or not bursts:
+        if not bursts:
             return ()
-        self._lm.paged.hurry(is_first)
         with self._stages.span("lm", self._lm.paged.stream):
             self._launch_bursts(self._lm, bursts, refused)
         return refused.items()

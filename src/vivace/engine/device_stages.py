@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -69,18 +69,6 @@ _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the spe
 _TYPICAL_POSITIONS = 2048
 
 _log = logging.getLogger(__name__)
-
-
-class Priorities(NamedTuple):
-    """Of CUDA streams: 0 is the lowest, -1, -2 … come first.
-
-    Attributes:
-        rendering: flow and vocoder. decoding: the speech LM. first: it, for the first chunk of a request.
-    """
-
-    rendering: int = 0
-    decoding: int = 0
-    first: int = 0
 
 
 class DeviceFlowRunner:
@@ -221,7 +209,6 @@ class DeviceStages:
         vocoder: None where the model's kind has the plain way only.
         flow: with a runner of its own kind.
         capacity: what there is room for.
-        stream: for flow and vocoder; None: the default one.
     """
 
     lm: LMDevice
@@ -229,7 +216,6 @@ class DeviceStages:
     vocoder: AnyDeviceVocoder | None
     plain_vocoder: AnyVocoder
     capacity: Capacity
-    stream: torch.cuda.Stream | None = None
 
     @classmethod
     def open(
@@ -239,8 +225,6 @@ class DeviceStages:
         max_streams: int = MAX_ROWS,
         *,
         deterministic: bool = False,
-        resident: bool = True,
-        priorities: Priorities | None = None,
     ) -> DeviceStages | None:
         """The fast way for ``model``, or None where the device or the model's kind has none; says so once."""
         if model.device.type != "cuda":
@@ -251,14 +235,7 @@ class DeviceStages:
             )
             return None
         with on_device(model.device):
-            stages = cls.build(
-                model,
-                limits,
-                max_streams,
-                deterministic=deterministic,
-                resident=resident,
-                priorities=priorities,
-            )
+            stages = cls.build(model, limits, max_streams, deterministic=deterministic)
             torch.cuda.synchronize()  # what was made on the default stream may be used on others
         if isinstance(model.flow, FlowModel):
             model.flow.to("cpu")  # the device holds packed copies
@@ -272,8 +249,6 @@ class DeviceStages:
         max_rows: int = MAX_ROWS,
         *,
         deterministic: bool = False,
-        resident: bool = True,
-        priorities: Priorities | None = None,
     ) -> DeviceStages:
         """The same stages for any device, with plain kernels where it has no others.
 
@@ -281,15 +256,12 @@ class DeviceStages:
             max_rows: segments that may be decoded, and utterances that may be rendered, side by side.
             deterministic: every launch computes a row as it would alone. The speech LM has kernels for that; the flow
                 and the vocoder run one stream a launch, and the flow one chunk.
-            resident: see ``LMDevice``. Without, the speech LM runs beside flow and vocoder.
-            priorities: of the CUDA streams.
         """
-        priorities = priorities or Priorities()
         config = model.config
         most = 1 if deterministic else 1 << (max_rows.bit_length() - 1)
         packed = min(PACKED_ROWS, most)
         longest = config.flow.num_tokens(limits.stream_frames)
-        lm = _open_lm(model.lm, longest, max_rows, deterministic, resident, priorities)
+        lm = _open_lm(model.lm, longest, max_rows, deterministic)
         max_bytes = vocoder_bytes = None
         if model.device.type == "cuda":
             vocoder_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _VOCODER_SHARE)
@@ -318,10 +290,7 @@ class DeviceStages:
             flow_pages=pages,
             chunk_tokens=config.chunk_tokens,
         )
-        stream = None
-        if model.device.type == "cuda" and priorities.rendering:
-            stream = torch.cuda.Stream(model.device, priority=priorities.rendering)  # type: ignore[no-untyped-call]
-        return cls(lm, flow, vocoder, model.vocoder, capacity, stream)
+        return cls(lm, flow, vocoder, model.vocoder, capacity)
 
     @property
     def launches_halved(self) -> int:
@@ -329,10 +298,6 @@ class DeviceStages:
         flow = self.flow.paged if isinstance(self.flow, DeviceFlowRunner) else None
         vocoder = self.vocoder if isinstance(self.vocoder, DeviceVocoder) else None
         return sum(stage.launches_halved for stage in (self.lm, flow, vocoder) if stage is not None)
-
-    def on_device(self, device: torch.device) -> AbstractContextManager[object]:
-        """Makes ``device`` and the stream for flow and vocoder the current ones."""
-        return on_device(device) if self.stream is None else torch.cuda.stream(self.stream)
 
     def warm_up(self) -> None:
         """Compiles kernels and captures the graphs of all batches."""
@@ -355,14 +320,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _open_lm(
-    lm: AnyLM,
-    most_speech: int,
-    max_rows: int,
-    deterministic: bool,
-    resident: bool,
-    priorities: Priorities,
-) -> LMDevice:
+def _open_lm(lm: AnyLM, most_speech: int, max_rows: int, deterministic: bool) -> LMDevice:
     config, weight = lm.config, lm.llm_decoder.weight
     position_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.element_size()
     positions = most_speech + _TEXT_POSITIONS
@@ -377,6 +335,4 @@ def _open_lm(
         cache_tokens=cache,
         max_positions=positions,
         deterministic=deterministic,
-        resident=resident,
-        priorities=(priorities.decoding, priorities.first),
     )

@@ -273,8 +273,6 @@ class Engine:
         """Ends the notes; what was noted stays with the trace."""
         self._stages.trace = None
 
-    # -- submit, step, take ------------------------------------------------------------------------------------
-
     # -- submit, step, take: what streams and servers call ----------------------------------------------------
 
     def submit(self, request: SynthesisRequest, *, is_pushed: bool = False) -> LiveRequest:

@@ -47,7 +47,6 @@ class LMDevice:
         use_kernels: None decides by the device (see ``kernels_run_on``).
         deterministic: see ``vivace.models.lm_paged``.
         resident: a row that steps alone takes the resident kernel where that fits; it has weights of its own.
-        priorities: see ``vivace.models.lm_paged.PagedLM``.
 
     Attributes:
         launches_halved: for want of memory, so far.
@@ -63,7 +62,6 @@ class LMDevice:
         use_kernels: bool | None = None,
         deterministic: bool = False,
         resident: bool = True,
-        priorities: tuple[int, int] = (0, 0),
     ) -> None:
         device = lm.llm_decoder.weight.device
         use_kernels = kernels_run_on(device) if use_kernels is None else use_kernels
@@ -81,7 +79,6 @@ class LMDevice:
             use_kernels=use_kernels,
             pdl=use_kernels and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
             deterministic=deterministic,
-            priorities=priorities,
         )
         self.launches_halved = 0
         if resident and use_kernels and not deterministic and device.type == "cuda":

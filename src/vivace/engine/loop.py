@@ -151,7 +151,8 @@ class EngineLoop:
         with torch.inference_mode(), self._stages.on_device():
             moved = self._note_arrivals()
             changed = self._emit_all(self._stages.collect(), ()) or moved
-            changed |= self.turn.deliver()  # who came while the device made those tokens need not wait for a step
+            # Who came while the device made those tokens need not wait for a step.
+            changed |= self.turn.deliver()
             plan = self._scheduler.plan(now_ms())
             if plan is None:
                 return changed

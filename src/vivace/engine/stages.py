@@ -103,13 +103,12 @@ class Stages:
             longest_tokens=most,
             chunk_tokens=config.chunk_tokens,
             page_tokens=PAGE_TOKENS,
-            max_positions=most if device.lm is None else device.lm.max_positions,
+            max_positions=device.lm.max_positions,
         )
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Kernels and graphs go to the current device, which must be the model's, and to the current CUDA stream."""
-        device = self._model.device
-        return on_device(device) if self._device is None else self._device.on_device(device)
+        """Kernels and graphs go to the current device, which must be the model's."""
+        return on_device(self._model.device)
 
     @property
     def launches_halved(self) -> int:
@@ -146,11 +145,10 @@ class Stages:
         """Writes into the ticket what the request takes at most."""
         if self._device is None or self._costs is None:
             return
-        lm = self._device.lm
         self._costs.apply(
             live,
             self._model.config.token_text_ratio[1],
-            lm_is_paged=lm is not None and lm.serves(live.sampling),
+            lm_is_paged=self._device.lm.serves(live.sampling),
             flow_is_paged=isinstance(self._flow, DeviceFlowRunner),
         )
 

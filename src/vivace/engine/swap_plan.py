@@ -1,11 +1,10 @@
 """Whose pages go to host memory, and whose come back. Plain Python on integers.
 
 Pages leave the device only for a request that has waited for memory for a while, or needs some soon, and only if that
-makes enough room. Those of
-streams whose consumers take nothing go first, then those of streams that wait for text, then those that are furthest
-ahead of their playback. They come back when the stream can do something again and nobody waits for memory, or its
-playback needs it soon; then it comes before whoever has not begun. Whole requests are moved, and none of which anything
-is under way on the device.
+makes enough room. Those of streams whose consumers take nothing go first, then those of streams that wait for text,
+then those that are furthest ahead of their playback. They come back when the stream can do something again and nobody
+waits for memory, or its playback needs it soon; then it comes before whoever has not begun. Whole requests are moved,
+and none of which anything is under way on the device.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Swapper:
         self._stream: torch.cuda.Stream | None = None
         if where.type == "cuda":
             self._stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
-            self._rendering = device.stream or torch.cuda.default_stream(where)
+            self._rendering = torch.cuda.default_stream(where)
 
     @classmethod
     def open(cls, device: DeviceStages, num_bytes: int) -> Swapper | None:
@@ -154,8 +154,7 @@ class Swapper:
         if not isinstance(session, DeviceLMSession):
             return None
         pool, pages = self._lm.paged.pool, session.lease.pages
-        used = torch.tensor(pages[: session.num_positions // PAGE_TOKENS + 1], device=pool.device)
-        rows = pool.index_select(2, used)
+        rows = pool.index_select(2, self._on_device(pages[: session.num_positions // PAGE_TOKENS + 1]))
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._stream is not None)
         return host.copy_(rows, non_blocking=True)
 
@@ -164,8 +163,13 @@ class Swapper:
         if cache is None or not isinstance(session, DeviceLMSession):
             return
         pool, pages = self._lm.paged.pool, session.lease.pages
-        used = torch.tensor(pages[: cache.shape[2]], device=pool.device)
+        used = self._on_device(pages[: cache.shape[2]])
         pool.index_copy_(2, used, cache.to(pool.device, non_blocking=True))
+
+    def _on_device(self, pages: list[int]) -> Tensor:
+        """Numbers of pages, on the device. In locked memory before: else the host would wait for all earlier copies."""
+        numbers = torch.tensor(pages, pin_memory=self._stream is not None)
+        return numbers.to(self._lm.paged.pool.device, non_blocking=True)
 
     @contextmanager
     def _copying(self, move: _Move) -> Iterator[None]:

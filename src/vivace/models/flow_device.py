@@ -41,7 +41,7 @@ class DeviceFlow(PagedFlow):
         max_bytes: memory for pages; None: all that there is.
         max_streams: streams of one launch.
         costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
-            measured for the kernels, or launches of 1, 2, 4 … streams without padding.
+            known for the kernels, or launches of 1, 2, 4 … streams without padding.
         waves: chunks of one stream in a launch (``flow_wave``), beside 1; None: ``WAVES`` where costs are known.
         use_graphs: whole chunks as CUDA graphs; None: on a GPU.
     """

@@ -55,7 +55,7 @@ def choose_packed(
 def launch_costs(
     single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device
 ) -> Mapping[int, float] | None:
-    """Milliseconds of a launch by its streams, where there are kernels for many; None if not."""
+    """Milliseconds of a launch by its streams, calculated, where there are kernels for many; None if not."""
     if single is dit_reference or torch.cuda.get_device_capability(device)[0] != 9:
         return None
     from vivace.kernels import dit_packed

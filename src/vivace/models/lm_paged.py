@@ -133,16 +133,13 @@ class PagedLM:
         use_kernels: Triton kernels in CUDA graphs; False: plain PyTorch, any device.
         pdl: kernels overlap (compute capability 9.0 and later).
         deterministic: see the module's docstring.
-        priorities: of the CUDA streams of ordinary and of hurried launches; 0 is the lowest, -1 and so on come first.
 
     Attributes:
         stream: where launches go; None on a CPU.
-        in_turn: a launch begins when the work on the caller's CUDA stream is done. For kernels that need the whole
-            device: beside others they would wait for room, and hold up everything that comes behind them.
-        rows_in_turn: so do those of several rows and of prompts. They do not need all of it, and run beside others.
+        in_turn: a launch of the resident kernel begins when the work on the caller's CUDA stream is done. It needs the
+            whole device: beside others it would wait for room, and hold up everything that comes behind it. Launches
+            of several rows and of prompts run beside others.
     """
-
-    rows_in_turn = False
 
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     plain_ops: type[PlainOps] = PlainOps
@@ -158,7 +155,6 @@ class PagedLM:
         use_kernels: bool,
         pdl: bool = False,
         deterministic: bool = False,
-        priorities: tuple[int, int] = (0, 0),
     ) -> None:
         config = lm.config
         self.config: LMConfig = config
@@ -186,8 +182,7 @@ class PagedLM:
         self._under_way: deque[Launch] = deque()
         on_cuda = self.device.type == "cuda"
         self.in_turn = False
-        self._streams = self._make_streams(priorities) if on_cuda else (None, None)
-        self.stream = self._streams[0]
+        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._host_table = torch.zeros(num_slots, self.max_pages, dtype=torch.int32, pin_memory=on_cuda)
         longest = max(most * 4, HEADER + RING + self.prompt_buckets[-1])
@@ -248,23 +243,10 @@ class PagedLM:
 
         return KernelOps
 
-    def _make_streams(self, priorities: tuple[int, int]) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        calm, hurried = priorities
-        first = torch.cuda.Stream(self.device, priority=calm)  # type: ignore[no-untyped-call]
-        if calm == hurried:
-            return first, first
-        return first, torch.cuda.Stream(self.device, priority=hurried)  # type: ignore[no-untyped-call]
-
     def use_single(self, kernel: PersistentKernel | None) -> None:
         """Decodes a row that steps alone with ``kernel``, whose weights are this model's; from now on in turn."""
         self._single, self.in_turn = kernel, kernel is not None
         self._graphs.pop(_SINGLE, None)
-
-    def hurry(self, is_urgent: bool) -> None:
-        """Whether what is launched from now on goes before ordinary work. It begins behind all earlier launches."""
-        before, self.stream = self.stream, self._streams[int(is_urgent)]
-        if self.stream is not None and before is not None and self.stream is not before:
-            self.stream.wait_stream(before)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -381,7 +363,7 @@ class PagedLM:
         host = self._host_commands[turn]
         host[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
         launch = Launch(slots, self._host_results[turn][: len(slots)], self._count)
-        if self.in_turn and self.stream is not None and (self.rows_in_turn or key[0] == "single"):
+        if self.in_turn and self.stream is not None and key == _SINGLE:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
             launch.begun = self._mark()
