@@ -174,13 +174,16 @@ def test_the_limit_holds_for_streams_that_have_time_and_not_for_the_others():
     assert scheduler.limit.was_cut
 
 
-def test_a_first_chunk_counts_for_the_prompts_last_one_too():
+@pytest.mark.parametrize(("flow_pages", "expected"), [(2, [1, 2, 3]), (0, [1, 2, 3, 4])])
+def test_a_first_chunk_counts_for_the_prompts_last_one_too_where_chunks_have_pages(flow_pages, expected):
     scheduler = make(Capacity(batch=8, pack=2))
-    scheduler.add(Ticket(1, tokens_until_audio=0, opens_segment=False, submitted_ms=9_950))
+    scheduler.add(
+        Ticket(1, tokens_until_audio=0, opens_segment=False, submitted_ms=9_950, flow_pages=flow_pages)
+    )
     for request_id in range(2, 7):
         scheduler.add(playing(request_id, 9000))
     scheduler.limit.chunks = 4
-    assert rendered(scheduler.plan(10_000)) == [1, 2, 3]
+    assert rendered(scheduler.plan(10_000)) == expected
 
 
 def test_whoever_waits_for_room_gets_it_sooner_when_steps_are_full():

@@ -224,9 +224,8 @@ class Scheduler:
             free -= min(hop, left)
             ticket.served = self._step
             render.append((ticket.request_id, hop))
-            used += hop + (
-                ticket.first_ms < 0
-            )  # the first one may bring the last chunk of the prompt with it
+            # The first one may bring the last chunk of the prompt with it, where chunks have pages.
+            used += hop + (ticket.first_ms < 0 < ticket.flow_pages)
         return render
 
     def _room_for_later(self) -> int:
