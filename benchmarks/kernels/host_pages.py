@@ -18,7 +18,7 @@ import torch
 
 from vivace.models.flow_pages import PageLayout, PagePool
 from vivace.models.host_pages import HostFrames
-from vivace.models.lm_paged import PAGE_TOKENS
+from vivace.models.lm_launches import PAGE_TOKENS
 from vivace.random_checkpoint import full_config
 
 BUSY_PRODUCTS, BUSY_SIZE = 200, 2048

@@ -21,7 +21,8 @@ from vivace.bench.llm import copy_bandwidth, floor_bytes, random_lm
 from vivace.config import SpeechLMConfig
 from vivace.engine.lm_kernels import draw_rows, single_kernel
 from vivace.engine.sampler import TokenKind
-from vivace.models.lm_paged import OUT_TOKENS, PAGE_TOKENS, PagedLM, RowCommand
+from vivace.models.lm_launches import OUT_TOKENS, PAGE_TOKENS, RowCommand
+from vivace.models.lm_paged import PagedLM
 from vivace.random_checkpoint import full_config
 
 _BURST = 4

@@ -23,7 +23,8 @@ from vivace.bench.llm_steps import CHOICES, Steps, open_steps
 from vivace.config import SpeechLMConfig
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.errors import InvalidRequestError
-from vivace.models.lm_paged import BUCKETS, PAGE_TOKENS, PagedLM, RowCommand, RowPrompt
+from vivace.models.lm_launches import BUCKETS, PAGE_TOKENS, RowCommand, RowPrompt
+from vivace.models.lm_paged import PagedLM
 from vivace.models.speech_lm import SpeechLM
 from vivace.random_checkpoint import full_config
 

@@ -12,7 +12,8 @@ from vivace.datatypes import SamplingParams
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
 from vivace.layers.attention import rotary_tables, rotate
-from vivace.models.lm_paged import BUCKETS, PAGE_TOKENS, Launch, PagedLM, RowCommand
+from vivace.models.lm_launches import BUCKETS, PAGE_TOKENS, Launch, RowCommand
+from vivace.models.lm_paged import PagedLM
 from vivace.models.speech_lm import DecoderLayer, SpeechLM
 
 _BACKENDS = {

@@ -33,7 +33,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.silence import is_audio_near_silent
 from vivace.engine.stages import Stages
 from vivace.errors import InvalidRequestError, SynthesisError
-from vivace.models.lm_paged import BUCKETS
+from vivace.models.lm_launches import BUCKETS
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource

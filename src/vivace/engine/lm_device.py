@@ -23,7 +23,7 @@ from vivace.errors import OverloadedError, SynthesisError, VivaceError
 from vivace.kernels.row_state import NOT_FINITE, RING
 from vivace.models.device_kinds import make_paged_lm
 from vivace.models.kinds import AnyLM
-from vivace.models.lm_paged import PAGE_TOKENS, Launch, RowCommand, RowPrompt
+from vivace.models.lm_launches import PAGE_TOKENS, Launch, RowCommand, RowPrompt
 
 MOST_TOP_K = 32
 """Largest ``top_k`` that the sampling kernels serve."""

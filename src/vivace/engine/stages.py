@@ -32,7 +32,7 @@ from vivace.engine.work import Outcome, Rendering, attempt
 from vivace.errors import SynthesisError
 from vivace.models.flow_paged import PagedStream
 from vivace.models.flow_stream import check_wanted
-from vivace.models.lm_paged import PAGE_TOKENS
+from vivace.models.lm_launches import PAGE_TOKENS
 
 if TYPE_CHECKING:
     import torch

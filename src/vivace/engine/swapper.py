@@ -18,7 +18,7 @@ from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_devic
 from vivace.engine.lm_device import DeviceLMSession
 from vivace.models.flow_paged import PagedStream
 from vivace.models.host_pages import HostFrames
-from vivace.models.lm_paged import PAGE_TOKENS
+from vivace.models.lm_launches import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from vivace.engine.live import LiveRequest

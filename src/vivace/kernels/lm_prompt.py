@@ -200,7 +200,7 @@ def prompt_begin_kernel(
     out_count,
     RING: tl.constexpr,
 ):
-    """A row's whole state from the host's ``header`` (see ``vivace.models.lm_paged``); grid ``(1,)``."""
+    """A row's whole state from the host's ``header`` (see ``RowPrompt.packet``); grid ``(1,)``."""
     slot = tl.load(header)
     tl.store(slots, slot.to(tl.int32))
     tl.store(place_of_prompt, tl.maximum(slot, 0).to(tl.int32))

@@ -15,7 +15,8 @@ from vivace.layers.relative import RelativeLayer
 from vivace.models import conformer_packed
 from vivace.models.conformer_lm import ConformerLM
 from vivace.models.conformer_packed import ConformerWeights, DistanceOps, PlainDistanceOps
-from vivace.models.lm_paged import PAGE_TOKENS, Launch, PagedLM, RowPrompt
+from vivace.models.lm_launches import PAGE_TOKENS, Launch, RowPrompt
+from vivace.models.lm_paged import PagedLM
 
 if TYPE_CHECKING:
     import numpy as np

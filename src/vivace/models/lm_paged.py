@@ -15,7 +15,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +26,15 @@ from vivace.kernels.reference import DrawRows
 from vivace.kernels.row_state import RING, RowState
 from vivace.layers.attention import rotary_tables
 from vivace.models import lm_packed
+from vivace.models.lm_launches import (
+    BUCKETS,
+    OUT_TOKENS,
+    PAGE_TOKENS,
+    Launch,
+    RowCommand,
+    RowPrompt,
+    RowResult,
+)
 from vivace.models.lm_ops import HEADER, PlainOps
 from vivace.models.lm_packed import FUSED_ROWS, PackedWeights
 from vivace.models.speech_lm import SpeechLM
@@ -40,85 +48,14 @@ if TYPE_CHECKING:
     from vivace.kernels.lm_persistent import PersistentKernel
     from vivace.models.kinds import AnyLM
 
-PAGE_TOKENS = 32
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 STEPS = (8, 4, 2, 1)
 """Steps of one launch; a longer burst is several launches."""
-OUT_TOKENS = 32
-"""Tokens that one launch can report."""
 _SINGLE = ("single", 1, OUT_TOKENS)
 """The launch of the resident kernel; how many tokens it makes is told by the command."""
 PROMPT_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Positions of one prompt launch; a longer prompt is several launches."""
 _log = logging.getLogger(__name__)
 _DEPTH = 32  # launches that may be under way: each has its own command and result
-
-
-@dataclass(frozen=True, slots=True)
-class RowCommand:
-    """What one row is to do in a launch.
-
-    Attributes:
-        slot: which row. count: tokens at most. kind: ``sampler.TokenKind``. min_place: before it only speech.
-    """
-
-    slot: int
-    count: int
-    kind: int
-    min_place: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowPrompt:
-    """New positions of a row and its whole state behind them.
-
-    Attributes:
-        ids: text tokens, or ``text_vocab_size + speech row``; at least one.
-        past: positions already in the cache. place: sampling position of the token drawn behind the prompt.
-        history: decoded ids so far (the last ``RING`` count); decoded: how many there were.
-        seed … temperature: as ``sampler.OneRow``.
-    """
-
-    command: RowCommand
-    ids: Sequence[int]
-    past: int
-    place: int
-    history: Sequence[int]
-    decoded: int
-    seed: int
-    top_p: float
-    top_k: int
-    win_size: int
-    tau_r: float
-    temperature: float
-
-
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """What a row made in one launch: ids, special ones included, and ``row_state``'s stop reason."""
-
-    ids: list[int]
-    stop: int
-
-
-@dataclass(slots=True)
-class Launch:
-    """One launch under way: where its result will lie, and which slots it served.
-
-    Attributes:
-        number: of all launches, in the order in which they run.
-        begun, done: on the device's clock; None where there is none.
-        spent_ms: between them, once it is collected.
-    """
-
-    slots: list[int]
-    host: Tensor
-    number: int
-    begun: torch.cuda.Event | None = None
-    done: torch.cuda.Event | None = None
-    results: dict[int, RowResult] = field(default_factory=dict)
-    spent_ms: float = 0.0
-    is_collected: bool = False
 
 
 class PagedLM:
@@ -293,20 +230,8 @@ class PagedLM:
 
     def _prompt_part(self, row: RowPrompt, ids: list[int], past: int, *, draws: bool) -> Launch:
         bucket = next(size for size in self.prompt_buckets if size >= len(ids))
-        command = row.command
-        header = torch.zeros(HEADER, dtype=torch.int64)
-        header[:7] = torch.tensor(
-            [command.slot, len(ids), past, row.place, command.min_place, command.kind, row.seed]
-        )
-        header[8], header[9], header[12] = row.top_k, row.win_size, row.decoded
-        header[13] = 1 if draws else 0
-        fractions = header.view(torch.float64)
-        fractions[7], fractions[10], fractions[11] = row.top_p, row.tau_r, row.temperature
-        ring = [-1] * RING
-        for age, token in enumerate(reversed(row.history[-RING:]), 1):
-            ring[(row.decoded - age) % RING] = token
-        numbers = [*header.tolist(), *ring, *ids, *([0] * (bucket - len(ids)))]
-        return self._run(("prompt", bucket, 1), numbers, [command.slot])
+        numbers = row.packet(ids, past, bucket, draws=draws)
+        return self._run(("prompt", bucket, 1), numbers, [row.command.slot])
 
     def collect(self, launch: Launch) -> dict[int, RowResult]:
         """Waits for a launch (all earlier ones have ended then too); results by slot."""
