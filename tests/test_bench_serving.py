@@ -271,6 +271,7 @@ def test_most_listeners_in_real_time():
     assert most_in_real_time(points) == 8
     assert most_in_real_time([point_of(4, refused=1), point_of(4, unanswered=1)]) == 0
     assert most_in_real_time([point_of(4, failed={"x": 1}), point_of(4, requests=0, ttfb_ms_p99=None)]) == 0
+    assert most_in_real_time([point_of(4, ttfb_ms_p99=None)]) == 0
     assert most_in_real_time([{"rate": 5.0}]) == 0
 
 

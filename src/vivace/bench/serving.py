@@ -149,7 +149,7 @@ def most_in_real_time(points: Sequence[dict[str, Any]]) -> int:
         for point in points
         if "streams" in point
         and not (point["underruns"] or point["refused"] or point["failed"] or point["unanswered"])
-        and point["requests"]
+        and point["ttfb_ms_p99"] is not None  # every request of the window may have failed behind it
         and point["ttfb_ms_p99"] < TTFB_LIMIT_MS
     ]
     return max(good, default=0)

@@ -13,9 +13,9 @@ from vivace.models.flow import FlowModel
 from vivace.models.flow_pieces import FadingFlow, PieceFlow, PieceStream
 from vivace.models.flow_stream import FlowStream
 from vivace.models.flow_unet import UNetFlow, UNetFlowStream
-from vivace.models.hift import CausalHiFT, VocoderStream
-from vivace.models.hift_centred import CentredHiFT, CentredStream
-from vivace.models.hift_fade import FadingHiFT, FadingStream
+from vivace.models.hift import CausalHiFT
+from vivace.models.hift_centred import CentredHiFT
+from vivace.models.hift_fade import FadingHiFT
 from vivace.models.speech_lm import SpeechLM
 
 AnyLM: TypeAlias = SpeechLM | ConformerLM
@@ -25,7 +25,6 @@ SpokenLM: TypeAlias = SpeechLM | ConformerLM | SpeakerView
 AnyFlow: TypeAlias = FlowModel | UNetFlow | PieceFlow
 AnyFlowStream: TypeAlias = FlowStream | UNetFlowStream | PieceStream
 AnyVocoder: TypeAlias = CausalHiFT | CentredHiFT
-AnyVocoderStream: TypeAlias = VocoderStream | CentredStream | FadingStream
 
 
 def make_lm(config: LMConfig) -> AnyLM:
