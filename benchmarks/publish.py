@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.steps import Outcome, Runner, Step
@@ -88,10 +89,10 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
             f"vivace bench single -m full {HALF} {SINGLE} --timeline timeline.svg --long-seconds 32",
             warm,
         ),
-        Step("serving-streams", 115, 150, f"{SERVING} --streams 1,32,128,300,400", full),
-        Step("serving-more", 115, 150, f"{SERVING} --streams 8,64,200,500 --offline 400", full),
-        Step("serving-rates", 115, 150, f"{SERVING} --streams '' --rates 5,10,20,30,40", full),
-        Step("serving-deterministic", 60, 120, f"{SERVING} --streams 32,128 --deterministic", full),
+        Step("serving-streams", 115, 170, f"{SERVING} --streams 1,32,128,300,400", full),
+        Step("serving-more", 120, 170, f"{SERVING} --streams 8,64,200,500 --offline 400", full),
+        Step("serving-rates", 115, 170, f"{SERVING} --streams '' --rates 5,10,20,30,40", full),
+        Step("serving-deterministic", 70, 120, f"{SERVING} --streams 32,128 --deterministic", full),
         Step("serving-reply", 45, 90, f"{SERVING} --streams 1 --loop reply --ramp 1", full),
         Step("host-pages", 20, 60, "python -m benchmarks.kernels.host_pages"),
         Step(
@@ -199,7 +200,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         state = "done before" if outcome.earlier else outcome.state
         took = "" if outcome.took_s is None else f"{outcome.took_s:g}"
         colour = {"done": "green", "failed": "red"}.get(outcome.state, "yellow")
-        table.add_row(outcome.name, f"[{colour}]{state}[/]", took, outcome.commit, outcome.reason)
+        table.add_row(outcome.name, f"[{colour}]{state}[/]", took, outcome.commit, escape(outcome.reason))
     console.print(table)
 
 

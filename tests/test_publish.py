@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import shlex
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from benchmarks import compare_reference, publish, rows
-from benchmarks.steps import ROOT, Runner, Step, environment, last_document
+from benchmarks.steps import ROOT, Outcome, Runner, Step, environment, last_document
 from vivace.bench.serving_chart import serving_svg
 from vivace.cli import app
 
@@ -249,7 +251,10 @@ def understand(app, arguments):
 
 
 def test_the_command_on_this_machine_ends_with_status_and_document(tmp_path, monkeypatch, capsys):
-    steps = [Step("fine", 0, 20, counted("fine")), Step("wrong-1", 0, 20, script("raise SystemExit(2)"))]
+    steps = [
+        Step("fine", 0, 20, counted("fine")),
+        Step("wrong-1", 0, 20, script("raise SystemExit(2)")),
+    ]
     monkeypatch.setattr(publish, "cpu_steps", lambda judge: steps)
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out")]
     before = signal.getsignal(signal.SIGTERM)
@@ -269,6 +274,13 @@ def test_the_command_on_this_machine_ends_with_status_and_document(tmp_path, mon
     assert "there is no step nothing" in complained
     jobs = [json.loads(line) for line in (tmp_path / "out" / "jobs.jsonl").read_text().splitlines()]
     assert len({job["id"] for job in jobs}) == len({job["text"] for job in jobs}) == publish.JOBS
+
+
+def test_a_reason_in_brackets_is_shown_as_it_is():
+    file = io.StringIO()
+    failed = Outcome("bad", "failed", 1.5, "exit status 1: [Errno 28] no space [/]")
+    publish.show([failed], Console(file=file, width=150))
+    assert "exit status 1: [Errno 28] no space [/]" in file.getvalue()
 
 
 def test_a_run_that_is_ended_takes_its_step_along_and_remembers_it(tmp_path):
