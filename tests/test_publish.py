@@ -104,10 +104,10 @@ def test_a_step_over_its_own_limit_fails_with_all_that_it_started(tmp_path):
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}]); print(child.pid, flush=True); time.sleep(60)"
     )
     begun = time.monotonic()
-    found = run([Step("slow", 0, 1.5, script(code))], tmp_path, limit_s=60)
+    found = run([Step("slow", 0, 4, script(code))], tmp_path, limit_s=60)
     assert time.monotonic() - begun < 20
     assert found["slow"].state == "failed"
-    assert found["slow"].reason == "took longer than 1.5 s"
+    assert found["slow"].reason == "took longer than 4 s"
     assert not is_running(int((tmp_path / "slow.txt").read_text()))
 
 
@@ -127,14 +127,13 @@ def is_running(pid):
 def test_steps_without_time_are_left_and_one_that_the_end_cuts_too(tmp_path):
     steps = [
         Step("long", 500, 600, counted("long")),
-        Step("cut", 0, 60, script("import time; print('begun', flush=True); time.sleep(60)")),
+        Step("cut", 0, 60, script("import time; time.sleep(60)")),
         Step("late", 1, 60, counted("late")),
     ]
     found = run(steps, tmp_path, limit_s=2)
     assert [outcome.state for outcome in found.values()] == ["left"] * 3
     assert found["long"].reason.startswith("takes about 500 s, ")
     assert found["cut"].reason.startswith("was ended with the run")
-    assert (tmp_path / "cut.txt").read_text() == "begun\n"
     assert runs(tmp_path, "late") == 0
     again = run(steps, tmp_path, ["long", "late"])
     assert [outcome.state for outcome in again.values()] == ["done", "done"]
