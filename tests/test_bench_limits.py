@@ -15,7 +15,8 @@ from vivace.cli import app
 from vivace.errors import InvalidRequestError
 from vivace.random_checkpoint import full_config
 
-H200 = limits.Floors(limits.count_work(full_config()), limits.Format("float16", 2, 2, 790e12), 4.23e12, 60e12)
+HALVES = limits.Format("float16", 2, 2, 790e12)
+H200 = limits.Floors(limits.count_work(full_config()), HALVES, 4.23e12, HALVES)
 
 
 def test_floors_of_the_full_model_on_a_large_gpu():
@@ -62,6 +63,15 @@ def test_halves_of_every_format_multiply_at_the_measured_rate():
     assert [named[name].matrix_rate for name in ("float32", "float16", "int8", "int4")] == [10, 20, 20, 20]
     named = {form.name: form for form in limits.formats(Ceilings(1, 10), Ceilings(1, 20), Ceilings(1, 40))}
     assert [named[name].matrix_rate for name in ("float32", "float16", "int8", "int4")] == [10, 20, 40, 20]
+
+
+def test_the_vocoder_multiplies_halves_on_a_gpu():
+    forms = limits.formats(Ceilings(1, 10), Ceilings(1, 20))
+    assert limits.vocoder_format(torch.device("cuda"), forms) is forms[1]
+    assert limits.vocoder_format(torch.device("cpu"), forms) is forms[0]
+    in_float32 = replace(H200, vocoder=limits.Format("float32", 4, 4, 60e12))
+    measured_s = 0.136e-3  # a second of audio in launches of 32 on an H200
+    assert H200.vocoder_s() < measured_s < in_float32.vocoder_s()
 
 
 @pytest.mark.parametrize("generation", [1, 2])

@@ -24,7 +24,7 @@ from vivace.bench.ladder_measure import Measurer
 from vivace.bench.ladder_rungs import RUNGS, Plan, Switches, plan_ladder
 from vivace.bench.ladder_setup import TOKENS, Setup, check_tokens, open_setup
 from vivace.bench.ladder_store import FIGURES, Store
-from vivace.bench.limits import Floors, count_work, describe, formats
+from vivace.bench.limits import Floors, count_work, describe, formats, vocoder_format
 from vivace.errors import InvalidRequestError
 
 Progress = Callable[[str, int, int], None]
@@ -211,8 +211,10 @@ def _floors(setup: Setup) -> list[dict[str, Any]]:
     bandwidth, work = max(full.bandwidth, half.bandwidth), count_work(config)
     prompt_tokens = len(setup.voice.speech_tokens)
     small, found = int8_ceilings(device), []
-    for form in formats(full, half, small)[: 2 if small is None else 3]:
-        all_floors = describe(Floors(work, form, bandwidth, full.matrix_rate), config, prompt_tokens)
+    forms = formats(full, half, small)
+    vocoder = vocoder_format(device, forms)
+    for form in forms[: 2 if small is None else 3]:
+        all_floors = describe(Floors(work, form, bandwidth, vocoder), config, prompt_tokens)
         figures = {name: all_floors[name] for name in ("format", "ttfb_ms", "rtf")}
         found.append(figures | {"tps": all_floors["lm"][0]["tps"]})
     return found

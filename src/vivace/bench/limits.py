@@ -7,6 +7,7 @@ the larger of the two at the rates that were measured here. Whole figures add th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -108,13 +109,14 @@ class Floors:
     """Shortest times of one model in one format.
 
     Args:
-        bandwidth: bytes per second. full_rate: float32 operations per second, for the vocoder.
+        bandwidth: bytes per second.
+        vocoder: its format, whatever that of the other stages is (``vocoder_format``).
     """
 
     work: Work
     form: Format
     bandwidth: float
-    full_rate: float
+    vocoder: Format
 
     def lm_step_s(self, batch: int = 1, context: int = CONTEXT_TOKENS) -> float:
         """One token for each of ``batch`` rows."""
@@ -137,9 +139,10 @@ class Floors:
         return max(read / self.bandwidth, batch * seconds * work.flow_flops / form.matrix_rate)
 
     def vocoder_s(self, batch: int = 1, seconds: float = 1.0) -> float:
-        """The same for the vocoder, in float32."""
-        flops = batch * seconds * self.work.vocoder_flops
-        return max(4 * self.work.vocoder_weights / self.bandwidth, flops / self.full_rate)
+        """The same for the vocoder."""
+        work, form = self.work, self.vocoder
+        flops = batch * seconds * work.vocoder_flops
+        return max(work.vocoder_weights * form.weight_bytes / self.bandwidth, flops / form.matrix_rate)
 
     def rtf(self) -> float:
         """Seconds of work for a second of audio, one stream."""
@@ -181,6 +184,11 @@ def formats(full: Ceilings, half: Ceilings, small: Ceilings | None = None) -> li
     ]
 
 
+def vocoder_format(device: torch.device, forms: Sequence[Format]) -> Format:
+    """Of ``formats``, the fastest that a vocoder multiplies in: halves on a GPU (``DeviceVocoder``), else float32."""
+    return forms[1] if device.type == "cuda" else forms[0]
+
+
 def run(
     model: str = "mini",
     *,
@@ -207,7 +215,7 @@ def run(
     config, prompt_tokens = _sizes(model)
     work = count_work(config)
     forms = formats(full, half, int8_ceilings(target))
-    ladder = [Floors(work, form, bandwidth, full.matrix_rate) for form in forms]
+    ladder = [Floors(work, form, bandwidth, vocoder_format(target, forms)) for form in forms]
     document: dict[str, Any] = {
         **heading("limits", device, config.name, dtype),
         "bandwidth_bytes_per_second": round(bandwidth),
@@ -255,7 +263,8 @@ def describe(floors: Floors, config: ModelConfig, prompt_tokens: int) -> dict[st
         "ttfb_late_border_ms": round(floors.ttfb_s(late, prompt_tokens) * 1e3, 3),
         "ttfb_cold_voice_ms": round(floors.ttfb_s(early, prompt_tokens, cold_chunks=cold) * 1e3, 3),
         "weight_bytes": round(
-            (work.lm_weights + work.flow_weights) * form.weight_bytes + 4 * work.vocoder_weights
+            (work.lm_weights + work.flow_weights) * form.weight_bytes
+            + work.vocoder_weights * floors.vocoder.weight_bytes
         ),
         "stream_bytes": floors.stream_bytes(prompt_tokens),
     }

@@ -115,7 +115,8 @@ class Engine:
 
         Args:
             model: folder, or "mini" for the embedded model.
-            dtype: of speech LM and flow; the vocoder always runs in float32. int8: CosyVoice 3 on a CPU.
+            dtype: of speech LM and flow. The vocoder keeps its own: float32, with products of halves on a GPU
+                (``DeviceVocoder``). int8: CosyVoice 3 on a CPU.
             lm_variant: "rl" takes ``llm.rl.pt`` of an official folder in place of ``llm.pt``.
             voices_folder: where stored voices live; None takes the user's folder.
             tokenizer: where to take the text tokenizer from instead of the model folder: a folder with Qwen2's

@@ -75,7 +75,7 @@ class Library:
         """``count`` rows of ``a`` ``[rows, K]`` times ``weight`` ``[N, K]``; until the next product."""
         size = count * weight.shape[0]
         if self._room is None or self._room.numel() < size:
-            # As much as any product of so many rows needs: qkv, which is the widest, comes first.
+            # For all rows, though a launch may have fewer: room that a graph knows must not move.
             self._room = a.new_empty(max(size, a.shape[0] * weight.shape[0]))
         total = self._room[:size].view(count, -1)
         torch.mm(a[:count], weight.T, out=total)
