@@ -11,19 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from vivace.kernels.hift_kernels import (
-    conv_kernel,
-    inverse_kernel,
-    join_kernel,
-    mean_kernel,
-    phases_kernel,
-    post_kernel,
-    readout_kernel,
-    samples_kernel,
-    spectrum_kernel,
-    states_kernel,
-)
+from vivace.kernels.hift_kernels import conv_kernel, join_kernel, mean_kernel, states_kernel
+from vivace.kernels.hift_output_kernels import inverse_kernel, post_kernel
 from vivace.kernels.hift_plan import Conv, Join, Mean, Post, Source, Spectrum, States
+from vivace.kernels.hift_source_kernels import phases_kernel, readout_kernel, samples_kernel, spectrum_kernel
 from vivace.kernels.hift_tiles import Tile, default_tile
 
 
