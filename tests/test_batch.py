@@ -386,6 +386,15 @@ def test_a_request_for_which_there_is_no_room_waits_for_the_end_of_another(engin
     assert summary.done == 12
 
 
+def test_the_end_of_a_request_that_failed_makes_room_too(engine, out):
+    def full(request):
+        return OverloadedError("full", retry_after_s=3600) if engine.running > 1 else SynthesisError("NaN")
+
+    engine.script["x"] = full
+    summary, _ = run(engine, [job(f"{index}", "x") for index in range(3)], out)
+    assert [failure.code for failure in summary.failures] == ["synthesis_failed"] * 3
+
+
 def test_a_request_for_which_there_is_never_room_fails(engine, out):
     engine.script["x"] = OverloadedError("full", retry_after_s=0.001)
     summary, _ = run(engine, [job("a", "x")], out)

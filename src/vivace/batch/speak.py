@@ -177,16 +177,21 @@ class JobRunner:
     async def _take(self, request: SynthesisRequest) -> Spoken:
         self._num_running += 1
         segments: dict[int, list[Samples]] = {}
+        is_refused = False
         try:
             async with self._engine.stream(request) as stream:
                 async for chunk in stream:
                     segments.setdefault(chunk.segment, []).append(chunk.samples)
                 parts = [join(pieces) for pieces in segments.values()]
-                self._ended.set()
-                self._ended = asyncio.Event()
                 return Spoken(stream.summary(join(parts)), parts)
+        except OverloadedError:
+            is_refused = True
+            raise
         finally:
             self._num_running -= 1
+            if not is_refused:  # however it ended, others that were refused may come again
+                self._ended.set()
+                self._ended = asyncio.Event()
 
     def _is_silent(self, spoken: Spoken, voice: str | Voice | None) -> bool:
         joint = int(JOINT_SECONDS * spoken.result.sample_rate_hz)
