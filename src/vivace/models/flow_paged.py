@@ -52,8 +52,7 @@ class MelHandle:
     """Frames on their way.
 
     Attributes:
-        mel: float32 ``[mel, n]`` on the device. Work on the flow's CUDA stream may read it at once, other streams after
-            ``wait``.
+        mel: float32 ``[mel, n]`` on the device, for work on the flow's CUDA stream.
         error: why there are none; then the stream is as it was before.
     """
 
@@ -61,13 +60,6 @@ class MelHandle:
     error: Exception | None = None
     faults: list[Tensor] = field(default_factory=list)
     done: torch.cuda.Event | None = None
-
-    def wait(self) -> Tensor:
-        """Makes the current CUDA stream wait for the frames (not the host), and returns them."""
-        if self.done is not None:
-            self.done.wait()
-            self.mel.record_stream(torch.cuda.current_stream(self.mel.device))
-        return self.mel
 
     def check(self) -> Tensor:
         """Makes the host wait for the frames, and returns them.
