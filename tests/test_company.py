@@ -411,7 +411,7 @@ def test_chunks_of_one_stream_in_a_launch(random_model_folder, monkeypatch, engi
         SynthesisRequest(
             "the fox sang in the rain and " * count, voice=voice, sampling=SamplingParams(seed=3)
         )
-        for count, voice in zip((14, 3, 9), voices, strict=True)
+        for count, voice in zip((9, 3, 6), voices, strict=True)
     ]
     alone = [engine.synthesize(request).samples.tobytes() for request in requests]
     monkeypatch.setattr(

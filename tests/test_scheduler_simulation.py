@@ -1,5 +1,5 @@
 """A million steps of the scheduler among callers who come, leave, stall and fail; and bugs that must be found by it.
-Half of the steps have host memory, where pages go and come back.
+A quarter of the steps has host memory, where pages go and come back.
 
 What is checked after every step is told in ``simulation.World.check``.
 """
@@ -17,7 +17,7 @@ from vivace.engine.ticket import Capacity, Place
 from vivace.models.flow_pages import PagePool
 from vivace.models.host_pages import HostFrames
 
-STEPS = 125_000
+STEPS, SWAP_STEPS = 125_000, 75_000
 AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
 
 
@@ -204,7 +204,7 @@ def test_an_end_that_comes_twice_is_found():
     ],
 )
 def test_as_many_steps_with_host_memory(seed, capacity, policy):
-    world = run(SwapWorld(seed, capacity, policy), STEPS)
+    world = run(SwapWorld(seed, capacity, policy), SWAP_STEPS)
     requests = world.scheduler.requests
     assert min(world.ends[end] for end in ("audio", "error", "cancelled", "consumer")) > 10
     assert 500 < requests.swaps_in < requests.swaps_out  # some ended while they were away
