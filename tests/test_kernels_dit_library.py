@@ -7,9 +7,7 @@ from tests.test_kernels_dit import HEADS, INNER, LAYER, PADDED, STEPS, WIDTH, Ca
 from vivace.kernels import dit_reference
 from vivace.kernels.dit_reference import Added
 
-dit_packed = pytest.importorskip("vivace.kernels.dit_packed")
-KERNELS = dit_packed.PackedKernels(2)
-WAY = dit_packed.Way.LIBRARY
+KERNELS = pytest.importorskip("vivace.kernels.dit_library").Library()
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -19,14 +17,14 @@ def test_qkv(uniform, tiles):
     rope = random(2, 18, WIDTH // 2)  # fewer positions than rows reach
     query = random(PADDED, INNER)
     arguments = (case.normed(tiles), folded(3 * INNER), rope, query, HEADS, LAYER)
-    both("qkv", case, arguments, [query], kernels=KERNELS, tile=Tile(8, WIDTH, 1), way=WAY)
+    both("qkv", case, arguments, [query], kernels=KERNELS, tile=Tile(8, WIDTH, 1))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_ff_in(uniform):
     case, out = Case(uniform=uniform), random(PADDED, 32)
     arguments = (case.normed(3), folded(32), out)
-    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(4, 16, 1), way=WAY)
+    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(4, 16, 1))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -41,7 +39,7 @@ def test_add_projection_ends_the_norm(uniform):
     added = Added(random(dim, 32), random(dim), random(STEPS, dim), scale)
     a = random(PADDED, 32)
     out, expected = case.normed(1, filled=False), plain.normed(4, filled=False)
-    KERNELS.add_projection(case.rows, a, added, case.hidden, out, tile=Tile(4, dim, 1), way=WAY)
+    KERNELS.add_projection(case.rows, a, added, case.hidden, out, tile=Tile(4, dim, 1))
     dit_reference.add_projection(plain.rows, a, added, plain.hidden, expected)
     torch.testing.assert_close(case.hidden, plain.hidden, atol=2e-4, rtol=1e-4)
     y = dit_reference.project_normed(out, next_norm, steps, valid)

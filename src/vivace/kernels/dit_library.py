@@ -31,8 +31,9 @@ class Library:
         query: Tensor,
         heads: int,
         layer_offset: int,
+        *,
         tile: Tile,
-        pdl: bool,
+        pdl: bool = False,
     ) -> None:
         """See ``dit_reference.qkv``. The tile's columns and depth mean nothing."""
         inner = query.shape[1]
@@ -46,7 +47,9 @@ class Library:
             UNIFORM=rows.uniform, BLOCK_M=tile.rows,
         )  # fmt: skip
 
-    def ff_in(self, rows: Rows, x: Normed, projection: Folded, out: Tensor, tile: Tile, pdl: bool) -> None:
+    def ff_in(
+        self, rows: Rows, x: Normed, projection: Folded, out: Tensor, *, tile: Tile, pdl: bool = False
+    ) -> None:
         """See ``dit_reference.ff_in``."""
         width = projection.weight.shape[0]
         total = self._multiply(x.scaled, projection.weight, rows.num_rows)
@@ -58,7 +61,15 @@ class Library:
         )  # fmt: skip
 
     def add_projection(
-        self, rows: Rows, a: Tensor, projection: Added, hidden: Tensor, out: Normed, tile: Tile, pdl: bool
+        self,
+        rows: Rows,
+        a: Tensor,
+        projection: Added,
+        hidden: Tensor,
+        out: Normed,
+        *,
+        tile: Tile,
+        pdl: bool = False,
     ) -> None:
         """See ``dit_reference.add_projection``; ``out`` is normed. A tile must hold whole rows."""
         dim = hidden.shape[1]

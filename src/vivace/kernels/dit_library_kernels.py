@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from vivace.kernels.dit_kernels import _let_next_start, _load_folded, _load_steps, _unfold, _wait
-from vivace.kernels.dit_packed_kernels import _gelu, _load_sums
+from vivace.kernels.dit_wide_kernels import _gelu, _load_sums
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])

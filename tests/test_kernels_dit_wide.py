@@ -1,4 +1,4 @@
-"""Triton kernels of launches of many streams against their plain versions, as in ``test_kernels_dit``."""
+"""Triton kernels with wide tiles against their plain versions, as in ``test_kernels_dit``."""
 
 import pytest
 import torch
@@ -19,8 +19,7 @@ from tests.test_kernels_dit import (
 )
 from vivace.kernels.dit_reference import Added
 
-dit_packed = pytest.importorskip("vivace.kernels.dit_packed")
-KERNELS = dit_packed.PackedKernels(2)
+KERNELS = pytest.importorskip("vivace.kernels.dit_wide")
 
 
 @pytest.mark.parametrize("uniform", [False, True])

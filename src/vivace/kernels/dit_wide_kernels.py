@@ -1,6 +1,6 @@
 """Triton kernels of the streaming DiT for launches of many streams: wide tiles, operands fetched by tensor copies.
 
-``dit_packed`` launches them; ``dit_kernels`` has those for one stream, and what both share.
+``dit_wide`` launches them; ``dit_kernels`` has those for one stream, and what both share.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -71,7 +71,7 @@ def _rotate_first_head(x, position, channels, rope_ptr, POSITIONS, BLOCK_M: tl.c
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])
-def packed_qkv_kernel(
+def wide_qkv_kernel(
     a, stats_ptr, w, folded_ptr, rope_ptr, q_ptr, arena_ptr, starts_ptr, counts_ptr, steps_ptr, here_ptr,
     M, padded, tiles, steps_n, positions, layer_offset, step_stride,
     K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
@@ -118,7 +118,7 @@ def packed_qkv_kernel(
 
 
 @triton.jit(do_not_specialize=["M"])
-def packed_add_kernel(
+def wide_add_kernel(
     a, w, bias_ptr, gate_ptr, scale_ptr, hidden_ptr, scaled_ptr, stats_ptr, steps_ptr, M, padded,
     N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, UNIFORM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -141,7 +141,7 @@ def packed_add_kernel(
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])
-def packed_ff_in_kernel(
+def wide_ff_in_kernel(
     a, stats_ptr, w, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
     N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -163,7 +163,7 @@ def packed_ff_in_kernel(
 
 
 @triton.jit
-def packed_attention_kernel(
+def wide_attention_kernel(
     q_ptr, out_ptr, arena_ptr, starts_ptr, counts_ptr, steps_ptr, table_ptr, pages, layer_offset, step_stride, scale,
     HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PAGES: tl.constexpr, PDL: tl.constexpr,
