@@ -118,3 +118,33 @@ def test_samples_come_as_late_as_they_must(model, device):
 @pytest.mark.parametrize(("generation", "frames"), [(2, 21), (1, 19)])
 def test_reach_of_the_full_sizes(generation, frames):
     assert reach_frames(full_config(generation).vocoder) == frames
+
+
+def test_launches_that_do_not_fit_are_halved(model, device, monkeypatch):
+    """The samples stay; a stream that does not fit alone has its own error, and the others go on."""
+    mels = [mel_of(frames, seed) for seed, frames in enumerate((30, 41, 30))]
+
+    def run():
+        streams = [device.open(seed) for seed in range(3)]
+        pending = device.launch_batch(
+            [(stream, mel, True) for stream, mel in zip(streams, mels, strict=True)]
+        )
+        for stream in streams:
+            device.close(stream)
+        return pending
+
+    wanted = [device.collect(own) for own in run()]
+    launch, halved = device._launch_rows, device.launches_halved
+
+    def refuse(work):
+        if len(work) > 1 or work[0][1].shape[1] == 41:
+            raise torch.OutOfMemoryError("no memory")
+        launch(work)
+
+    monkeypatch.setattr(device, "_launch_rows", refuse)
+    pending = run()
+    assert device.launches_halved > halved
+    for index in (0, 2):
+        np.testing.assert_allclose(device.collect(pending[index]), wanted[index], atol=SPLIT_TOLERANCE)
+    with pytest.raises(torch.OutOfMemoryError):
+        device.collect(pending[1])

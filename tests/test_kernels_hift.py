@@ -18,8 +18,9 @@ from vivace.config import VocoderConfig
 from vivace.kernels import hift_reference
 from vivace.kernels.hift_plan import Conv, Param
 from vivace.layers.precision import full_float32
-from vivace.models.hift_device import DeviceStream, DeviceVocoder
+from vivace.models.hift_device import DeviceVocoder
 from vivace.models.source import CounterNoise
+from vivace.models.vocoder_slots import DeviceStream
 
 pytest.importorskip("tests.interpreter")  # before anything imports Triton
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

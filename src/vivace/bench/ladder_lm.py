@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from vivace.bench.llm_steps import StaticSteps
+from vivace.bench.llm_steps import StaticSteps, capture_step
 from vivace.datatypes import SamplingParams
 from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
 from vivace.layers.attention import KeyValueCache, rotary_tables
@@ -217,7 +217,7 @@ class StaticDecoder:
         for _ in range(3):
             steps.reset()
             steps.step()
-        self._advance: Callable[[], object] = _captured(steps) if graphs else steps.step
+        self._advance: Callable[[], object] = capture_step(steps).replay if graphs else steps.step
         if steps._cache.is_cuda:
             torch.cuda.synchronize()  # others use another stream
 
@@ -246,21 +246,6 @@ class StaticDecoder:
             times.dispatch_s += time.perf_counter() - begun
             times.steps += 1
             waiting.append(steps._drawing.tokens.clone())
-
-
-def _captured(steps: StaticSteps) -> Callable[[], object]:
-    """One step that has run before, compiled or not, as a CUDA graph."""
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        steps.reset()
-        steps.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    steps.reset()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        steps.step()
-    return graph.replay
 
 
 def embed_prompt(lm: SpeechLM, given: LMInput) -> Tensor:

@@ -182,21 +182,26 @@ class StaticSteps:
         return out
 
 
+def capture_step(steps: StaticSteps) -> torch.cuda.CUDAGraph:
+    """One step as a CUDA graph, after one that compiles what is to be compiled."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        steps.reset()
+        steps.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    steps.reset()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        steps.step()
+    return graph
+
+
 class GraphSteps:
     """``StaticSteps`` as one CUDA graph per step, replayed."""
 
     def __init__(self, plain: StaticSteps) -> None:
-        self._plain = plain
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            plain.reset()
-            plain.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        plain.reset()
-        with torch.cuda.graph(self._graph):
-            plain.step()
+        self._plain, self._graph = plain, capture_step(plain)
 
     def reset(self) -> None:
         self._plain.reset()

@@ -33,7 +33,7 @@ from vivace.models.device_kinds import (
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.hift_device import DeviceVocoder, is_supported
+from vivace.models.hift_device import is_supported
 from vivace.models.host_samples import PendingSamples
 
 if TYPE_CHECKING:
@@ -296,8 +296,7 @@ class DeviceStages:
     def launches_halved(self) -> int:
         """How often memory was missing for a launch of several rows, or of one."""
         flow = self.flow.paged if isinstance(self.flow, DeviceFlowRunner) else None
-        vocoder = self.vocoder if isinstance(self.vocoder, DeviceVocoder) else None
-        return sum(stage.launches_halved for stage in (self.lm, flow, vocoder) if stage is not None)
+        return sum(stage.launches_halved for stage in (self.lm, flow, self.vocoder) if stage is not None)
 
     def warm_up(self) -> None:
         """Compiles kernels and captures the graphs of all batches."""

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.errors import SynthesisError
-from vivace.models.hift_device import DeviceStream
 from vivace.models.hift_window import Column, WindowVocoder
-from vivace.models.host_samples import HostBuffers, HostCopy, PendingSamples, SamplePart, record_event
-from vivace.models.source import CounterNoise
+from vivace.models.host_samples import HostBuffers, HostCopy, SamplePart, record_event
+from vivace.models.vocoder_slots import DeviceStream, Row, SlotVocoder
 
 if TYPE_CHECKING:
-    from vivace.datatypes import Samples
     from vivace.models.hift_centred import CentredHiFT
 
 BUCKETS = (28, 56, 112, 224)
@@ -31,11 +27,8 @@ MOST_ROWS = 16
 
 _COMMON = 56  # new frames that ``max_rows`` streams may bring together; more at once are several launches
 
-Item = tuple[DeviceStream, Tensor, bool]
-_Work = tuple[DeviceStream, Tensor, bool, PendingSamples]
 
-
-class CentredDeviceVocoder:
+class CentredDeviceVocoder(SlotVocoder):
     """Runs the streams of a ``CentredHiFT``. One thread at a time, all launches on one CUDA stream.
 
     Args:
@@ -56,70 +49,21 @@ class CentredDeviceVocoder:
     ) -> None:
         self.windows = WindowVocoder(model, slots)
         self.device, self.max_rows, self.buckets = self.windows.device, max_rows, tuple(sorted(buckets))
-        self._hop, self._slots = model.hop_samples, slots
+        self._hop = model.hop_samples
         self._channels = model.config.in_channels
         self._on_gpu = self.device.type == "cuda"
         self._use_graphs = self._on_gpu if use_graphs is None else use_graphs
-        self._free = list(range(slots))[::-1]
         self._launches: dict[tuple[int, int], _Launch] = {}
         self._memory: Any = None
-        self._host = HostBuffers((self.buckets[-1] + self.windows.reach) * self._hop, 0, self._on_gpu)
+        host = HostBuffers((self.buckets[-1] + self.windows.reach) * self._hop, 0, self._on_gpu)
+        super().__init__(slots, self.buckets[-1], host)
 
-    @property
-    def num_open(self) -> int:
-        """Streams that hold a slot."""
-        return self._slots - len(self._free)
+    def _split(self, work: list[Row]) -> list[list[Row]]:
+        count = self._rows(self._bucket(work))
+        return [work[start : start + count] for start in range(0, len(work), count)]
 
-    def open(self, seed: int = 0) -> DeviceStream:
-        """A new stream.
-
-        Raises:
-            RuntimeError: all slots are in use.
-        """
-        if not self._free:
-            raise RuntimeError("every slot of the vocoder is in use")
-        return DeviceStream(self._free.pop(), CounterNoise(seed).key)
-
-    def close(self, stream: DeviceStream) -> None:
-        """Gives the slot back; nothing of the stream is left for the next one. Closing twice does nothing."""
-        if stream.slot >= 0:
-            self._free.append(stream.slot)
-            stream.slot = -1
-
-    def step(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> Samples:
-        """Next frames ``[80, n]`` of a stream, and the samples that they complete, on the host."""
-        return self.collect(self.launch_batch([(stream, mel, is_last)])[0])
-
-    @torch.no_grad()
-    def launch_batch(self, items: Sequence[Item]) -> list[PendingSamples]:
-        """Next frames of several streams in as few launches as there are pieces of the longest mel."""
-        pending = [PendingSamples() for _ in items]
-        most, position = self.buckets[-1], 0
-        while True:
-            work: list[_Work] = []
-            for (stream, mel, is_last), own in zip(items, pending, strict=True):
-                rest = mel.shape[1] - position
-                ends = is_last and rest <= most and not stream.is_finished
-                if rest > 0 or ends:
-                    work.append((stream, mel[:, position : position + most], ends, own))
-            if not work:
-                return pending
-            bucket = next(size for size in self.buckets if size >= max(mel.shape[1] for _, mel, _, _ in work))
-            count = self._rows(bucket)
-            for start in range(0, len(work), count):
-                self._launch_rows(work[start : start + count], bucket)
-            position += most
-
-    def collect(self, pending: PendingSamples) -> Samples:
-        """Waits for the samples of one launch, and for nothing that came after it.
-
-        Raises:
-            SynthesisError: the samples hold non-finite values.
-        """
-        samples, _ = self._host.collect(pending)
-        if not np.isfinite(samples).all():
-            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
-        return samples
+    def _bucket(self, work: list[Row]) -> int:
+        return next(size for size in self.buckets if size >= max(mel.shape[1] for _, mel, _, _ in work))
 
     def warm_up(self, rows: Sequence[int] = (1,)) -> None:
         """Captures every graph. Open streams keep their state."""
@@ -143,7 +87,8 @@ class CentredDeviceVocoder:
                 self._memory = launch.capture(self._memory)
         return launch
 
-    def _launch_rows(self, work: list[_Work], bucket: int) -> None:
+    def _launch_rows(self, work: list[Row]) -> None:
+        bucket = self._bucket(work)
         rows = min(self._rows(bucket), 1 << (len(work) - 1).bit_length())
         launch = self._prepare(rows, bucket)
         launch.send([(stream.slot, stream.frames, mel, stream.noise_key) for stream, mel, _, _ in work])

@@ -8,43 +8,26 @@ every length up to its own. On a CPU the same launches run through the plain ver
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from vivace.errors import SynthesisError
 from vivace.kernels.hift_plan import Param
 from vivace.models.f0 import F0Predictor
 from vivace.models.hift_layout import Layout, LayoutBuilder
 from vivace.models.hift_pieces import HEADER, PieceRunner
-from vivace.models.host_samples import HostBuffers, PendingSamples, SamplePart, record_event
-from vivace.models.source import CounterNoise
+from vivace.models.host_samples import HostBuffers, SamplePart, record_event
+from vivace.models.vocoder_slots import DeviceStream, Row, SlotVocoder
 
 if TYPE_CHECKING:
-    from vivace.datatypes import Samples
     from vivace.models.hift import CausalHiFT
 
 _DEPTH = 8  # launches whose parameters may be under way
 
 BUCKETS = (8, 16, 32, 56, 108)
 """Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds."""
-
-
-@dataclass(slots=True)
-class DeviceStream:
-    """One utterance: its slot, how many mel frames went in, and whether its end did."""
-
-    slot: int
-    noise_key: int
-    frames: int = 0
-    is_finished: bool = False
-
-
-_Row = tuple[DeviceStream, Tensor, bool, PendingSamples]
-"""A stream, its next frames, whether they are the last, and where its samples will be."""
 
 
 def is_supported(device: torch.device) -> bool:
@@ -54,7 +37,7 @@ def is_supported(device: torch.device) -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-class DeviceVocoder:
+class DeviceVocoder(SlotVocoder):
     """Runs the streams of a ``CausalHiFT``. One thread at a time, all launches on one CUDA stream.
 
     Args:
@@ -69,9 +52,6 @@ class DeviceVocoder:
         max_rows: streams of one launch; more at once are several launches of nearly equal size.
         max_bytes: memory for what the streams of a launch work on. Where it is too small for ``max_rows``, that becomes
             the largest power of two that fits, one at least.
-
-    Attributes:
-        launches_halved: for want of memory, so far.
     """
 
     def __init__(
@@ -92,11 +72,11 @@ class DeviceVocoder:
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
         self._behind = model.fourier.n_fft // 2 - model.fourier.hop
-        self._max_frames = self.buckets[-1]
-        if self._max_frames <= self._lookahead:
+        most = self.buckets[-1]
+        if most <= self._lookahead:
             raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
         with torch.no_grad():
-            layout = LayoutBuilder(model, self._max_frames, half=self.precision == "half").build()
+            layout = LayoutBuilder(model, most, half=self.precision == "half").build()
             if self.precision == "tf32":
                 layout.round_weights()
             elif self.precision == "half":
@@ -112,93 +92,19 @@ class DeviceVocoder:
             on_gpu if use_kernels is None else use_kernels,
             on_gpu if use_graphs is None else use_graphs,
         )
-        self._free = list(range(slots))[::-1]
         self._host_params = [
             torch.zeros(self.max_rows, len(Param), dtype=torch.int64, pin_memory=on_gpu)
             for _ in range(_DEPTH)
         ]
         self._params_events: list[torch.cuda.Event | None] = [None] * _DEPTH
-        self._host = HostBuffers(self.runner.row_values, HEADER, on_gpu)
         self._launches = 0
-        self.launches_halved = 0
+        host = HostBuffers(self.runner.row_values, HEADER, on_gpu)
+        super().__init__(slots, most - self._lookahead, host)
 
-    def open(self, seed: int = 0) -> DeviceStream:
-        """A new stream.
-
-        Raises:
-            RuntimeError: all slots are in use.
-        """
-        if not self._free:
-            raise RuntimeError("every slot of the vocoder is in use")
-        return DeviceStream(self._free.pop(), CounterNoise(seed).key)
-
-    def close(self, stream: DeviceStream) -> None:
-        """Gives the slot back; nothing of the stream is left for the next one. Closing twice does nothing."""
-        if stream.slot >= 0:
-            self._free.append(stream.slot)
-            stream.slot = -1
-
-    def step(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> Samples:
-        """Next frames ``[80, n]`` of a stream, and the samples that they complete, on the host."""
-        return self.collect(self.launch(stream, mel, is_last))
-
-    def launch(self, stream: DeviceStream, mel: Tensor, is_last: bool) -> PendingSamples:
-        """The first half of ``step``: does not wait for the device."""
-        return self.launch_batch([(stream, mel, is_last)])[0]
-
-    @torch.no_grad()
-    def launch_batch(self, items: Sequence[tuple[DeviceStream, Tensor, bool]]) -> list[PendingSamples]:
-        """Next frames of several streams in as few launches as there are pieces of the longest mel.
-
-        Where memory is missing for so many streams at once, half of them are tried, down to one. A stream that does
-        not fit alone has an error in what is pending.
-        """
-        pending = [PendingSamples() for _ in items]
-        most = self._max_frames - self._lookahead
-        position = 0
-        while True:
-            work = []
-            for (stream, mel, is_last), own in zip(items, pending, strict=True):
-                rest = mel.shape[1] - position
-                ends = is_last and rest <= most and not stream.is_finished
-                if own.error is None and (rest > 0 or ends):
-                    work.append((stream, mel[:, position : position + most], ends, own))
-            if not work:
-                return pending
-            count = -(-len(work) // self.max_rows)
-            for index in range(count):
-                start, end = (len(work) * i // count for i in (index, index + 1))
-                self._launch_or_halve(work[start:end])
-            position += most
-
-    def _launch_or_halve(self, work: list[_Row]) -> None:
-        before = [(stream.frames, stream.is_finished) for stream, _, _, _ in work]
-        try:
-            self._launch_rows(work)
-        except torch.OutOfMemoryError as error:  # nothing was started
-            for (stream, _, _, _), (frames, is_finished) in zip(work, before, strict=True):
-                stream.frames, stream.is_finished = frames, is_finished
-            self.launches_halved += 1
-            if len(work) == 1:
-                work[0][3].error = error
-                return
-            half = len(work) // 2
-            self._launch_or_halve(work[:half])
-            self._launch_or_halve(work[half:])
-
-    def collect(self, pending: PendingSamples) -> Samples:
-        """The second half of ``step``: waits for the samples of one launch, and for nothing that came after it.
-
-        Raises:
-            SynthesisError: the samples hold non-finite values.
-            Exception: what ``pending`` holds.
-        """
-        if pending.error is not None:
-            raise pending.error
-        samples, is_bad = self._host.collect(pending)
-        if is_bad:
-            raise SynthesisError("the vocoder gave values that are not finite; the weights may be damaged")
-        return samples
+    def _split(self, work: list[Row]) -> list[list[Row]]:
+        count = -(-len(work) // self.max_rows)
+        ends = [len(work) * index // count for index in range(count + 1)]
+        return [work[start:end] for start, end in itertools.pairwise(ends)]
 
     def warm_up(self, rows: Sequence[int] = (1,)) -> None:
         """Compiles the kernels and captures every graph. Open streams keep their state."""
@@ -209,7 +115,7 @@ class DeviceVocoder:
             for count in rows:
                 self._host.reserve(count, 2)
 
-    def _launch_rows(self, work: list[_Row]) -> None:
+    def _launch_rows(self, work: list[Row]) -> None:
         which = self._launches % _DEPTH
         self._launches += 1
         event = self._params_events[which]

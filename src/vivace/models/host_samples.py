@@ -63,7 +63,8 @@ class HostBuffers:
 
     Args:
         row_values: most values of a row.
-        header: values before a row's samples, the first of which is a flag; 0 without.
+        header: values before a row's samples, the first of which is the flag of values that are not finite; 0: there is
+            none, and the samples are looked through.
         pinned: memory that a CUDA device copies into by itself. It is slow to get.
     """
 
@@ -85,20 +86,20 @@ class HostBuffers:
         return HostCopy(memory[: rows * width].view(rows, width), memory, readers)
 
     def collect(self, pending: PendingSamples) -> tuple[Samples, bool]:
-        """Waits for what is pending, and for nothing that came after it; the samples, and whether a flag was set."""
-        parts, is_flagged = [], False
+        """Waits for what is pending and nothing that came after it; the samples, and whether any are not finite."""
+        parts, is_bad = [], False
         for copy, row, start, end in pending.parts:
             copy.wait()
             values = copy.values[row].numpy()
-            is_flagged |= bool(self._header and values.view(np.int32)[0])
             parts.append(values[start:end].copy())
+            is_bad |= bool(values.view(np.int32)[0]) if self._header else not np.isfinite(parts[-1]).all()
             copy.readers -= 1
             if copy.readers == 0:
                 self._free[len(copy.values)].append(copy.memory)
         pending.parts = []
         if len(parts) == 1:
-            return parts[0], is_flagged
-        return np.concatenate([np.zeros(0, dtype=np.float32), *parts]), is_flagged
+            return parts[0], is_bad
+        return np.concatenate([np.zeros(0, dtype=np.float32), *parts]), is_bad
 
     def _new(self, rows: int) -> Tensor:
         return torch.zeros(rows * self._row_values, pin_memory=self._pinned)
