@@ -14,6 +14,7 @@ from vivace import (
     CancelledRequestError,
     InvalidRequestError,
     InvalidTextError,
+    ModelFolderError,
     OverloadedError,
     SamplingParams,
     SynthesisError,
@@ -388,3 +389,10 @@ def test_a_fault_in_the_text_front_end_ends_the_request(make, ask, monkeypatch):
         assert engine.num_running == 0
 
     in_loop(scenario, engine)
+
+
+@pytest.mark.parametrize("device", ["bogus", "meta", "cuda:99"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ModelFolderError, match="--device") as caught:
+        asyncio.run(AsyncEngine.open("mini", device=device))
+    assert caught.value.code == "invalid_device"

@@ -25,6 +25,7 @@ from vivace.bench.floors import (
 )
 from vivace.bench.single import RANDOM, Bench
 from vivace.checkpoint import weight_shapes
+from vivace.checkpoint.loading import resolve_device
 from vivace.config import SpeechLMConfig
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.loading import load_assets
@@ -208,7 +209,7 @@ def run(
     """
     if requests < 1:
         raise InvalidRequestError("requests must be 1 or more", param="requests")
-    target = torch.device(device)
+    target = resolve_device(device)
     half_type = torch.float16 if target.type == "cuda" else torch.bfloat16
     full, half = measure_ceilings(target, torch.float32), measure_ceilings(target, half_type)
     bandwidth = max(full.bandwidth, half.bandwidth)

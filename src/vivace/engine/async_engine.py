@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vivace.checkpoint.loading import resolve_device
 from vivace.datatypes import SynthesisResult
 from vivace.engine.async_stream import AsyncSpeechStream
 from vivace.engine.engine import Engine
@@ -70,7 +71,7 @@ class AsyncEngine:
         host_memory_gb: float = 0.0,
     ) -> AsyncEngine:
         """As ``Engine.open``, without holding up the event loop. On a GPU ``MANY_STREAMS`` run at once by default."""
-        if max_streams is None and torch.device(device).type != "cpu":
+        if max_streams is None and resolve_device(device).type != "cpu":
             max_streams = MANY_STREAMS
         engine = await asyncio.to_thread(
             Engine.open,
