@@ -1,12 +1,14 @@
 """What the options of ``vivace serve`` and ``vivace say`` become."""
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import vivace.server.run
 from tests.helpers import noise_voice
 from vivace import Engine, InvalidRequestError, OverloadedError, SamplingParams, SynthesisRequest
 from vivace.cli import app
+from vivace.engine import async_engine
 from vivace.engine import engine as engine_module
 from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
 from vivace.engine.device_stages import QUEUE_PER_ROW
@@ -99,6 +101,7 @@ def test_streams_of_a_device(monkeypatch, random_model_folder, tmp_path, opened,
         engine_module, "load_assets", lambda model, *, device, **rest: load(model, device="cpu", **rest)
     )
     monkeypatch.setattr(engine_module.DeviceStages, "open", open_stages)
+    monkeypatch.setattr(async_engine, "resolve_device", torch.device)  # as a machine with GPUs answers
     options = {"device": device, "voices_folder": tmp_path, "warm_up": False}
     if opened is Engine:
         Engine.open(random_model_folder, max_streams=given, deterministic=True, **options).close()
