@@ -114,9 +114,32 @@ def test_refusals_and_failures_are_counted_apart_and_not_as_fast_answers():
         record_of(2.0, [(2.5, 1.0)], ended_s=3.0),
     ]
     found = figures(records, window, 10.0)
-    assert (found["refused"], found["failed"]) == (1, {"non_finite": 1})
+    assert (found["refused"], found["failed"], found["failed_of_ramp"]) == (1, {}, 1)
     assert found["ttfb_ms_p50"] == found["ttfb_ms_max"] == pytest.approx(500)
     assert found["latency_ms_p99"] == pytest.approx(1000)
+
+
+def test_every_request_of_the_window_is_counted_once():
+    """Also one that fails behind it, without audio or with some."""
+    window = Window(0.0, 10.0)
+    mine = [
+        record_of(1.0, [(1.5, 1.0)], ended_s=2.0),
+        record_of(2.0, [(9.0, 1.0)], ended_s=10.5),
+        record_of(3.0, [], ended_s=3.0, error="overloaded"),
+        record_of(4.0, [], ended_s=11.0, error="overloaded"),
+        record_of(5.0, [], ended_s=11.0, error="non_finite"),
+        record_of(6.0, [(6.5, 1.0)], ended_s=11.5, error="synthesis_failed"),
+        record_of(7.0, [], ended_s=8.0, error="non_finite"),
+        record_of(8.0, [(8.5, 1.0)]),
+        record_of(9.0, []),
+    ]
+    others = [record_of(-1.0, [], ended_s=-0.5, error="overloaded"), record_of(10.5, [], 11.0, "non_finite")]
+    found = figures([*mine, *others], window, 12.0)
+    assert found["failed"] == {"non_finite": 2, "synthesis_failed": 1}
+    assert (found["finished"], found["refused"], found["cancelled"], found["unanswered"]) == (2, 2, 2, 1)
+    lost = found["refused"] + sum(found["failed"].values()) + found["cancelled"]
+    assert found["requests"] == found["finished"] + lost == len(mine)
+    assert found["failed_of_ramp"] == 0
 
 
 def test_an_empty_window_has_no_percentiles():
@@ -232,6 +255,7 @@ def point_of(streams, **changes):
         "requests": 10,
         "refused": 0,
         "failed": {},
+        "failed_of_ramp": 0,
         "unanswered": 0,
         "underruns": 0,
         "ttfb_ms_p50": 30.0 + streams,
@@ -254,7 +278,7 @@ def test_most_listeners_in_real_time():
     assert most_in_real_time(points) == 8
     assert most_in_real_time([point_of(4, refused=1), point_of(4, unanswered=1)]) == 0
     assert most_in_real_time([point_of(4, failed={"x": 1}), point_of(4, requests=0, ttfb_ms_p99=None)]) == 0
-    assert most_in_real_time([point_of(4, ttfb_ms_p99=None)]) == 0
+    assert most_in_real_time([point_of(4, failed_of_ramp=1), point_of(4, ttfb_ms_p99=None)]) == 0
     assert most_in_real_time([{"rate": 5.0}]) == 0
 
 

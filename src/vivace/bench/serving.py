@@ -35,6 +35,8 @@ Loop = Literal["playback", "reply"]
 TTFB_LIMIT_MS = 200.0
 """99th percentile of the first audio, up to which streams count as in real time."""
 
+_LOST = ("underruns", "refused", "failed", "failed_of_ramp", "unanswered")
+
 OFFLINE_AHEAD = 5, 4
 """Clients of the offline mode, as a ratio to the streams that run: some must always wait."""
 
@@ -148,8 +150,8 @@ def most_in_real_time(points: Sequence[dict[str, Any]]) -> int:
         point["streams"]
         for point in points
         if "streams" in point
-        and not (point["underruns"] or point["refused"] or point["failed"] or point["unanswered"])
-        and point["ttfb_ms_p99"] is not None  # every request of the window may have failed behind it
+        and not any(point[name] for name in _LOST)
+        and point["ttfb_ms_p99"] is not None  # nobody may have asked
         and point["ttfb_ms_p99"] < TTFB_LIMIT_MS
     ]
     return max(good, default=0)

@@ -25,24 +25,22 @@ def figures(records: Sequence[Record], window: Window, now_s: float, *, plays: b
     """Figures of a window, under the names of the benchmark rows.
 
     A request that has no first audio yet counts with the time it has waited so far, so that overload does not look
-    like speed. Requests that failed inside the window are counted by their code, and have no part in the percentiles.
+    like speed. Of the requests sent inside the window each is counted once, whenever it ended: ``requests`` are those
+    that ``finished``, were ``refused``, ``failed`` (by their code) or were ``cancelled`` with the load. What was sent
+    before the window and failed inside it is counted apart, ``failed_of_ramp``. None that failed has a part in the
+    percentiles.
 
     Args:
         now_s: when the load ended.
         plays: False: nobody listens, the figures of players are None.
     """
     mine = [record for record in records if window.holds(record.submitted_s)]
-    errors = Counter(
-        record.error
-        for record in records
-        if record.error is not None and record.ended_s is not None and window.holds(record.ended_s)
-    )
     return {
         "seconds": round(window.seconds, 3),
         "requests": len(mine),
         "requests_per_second": round(len(mine) / window.seconds, 3),
-        "refused": errors.pop(OverloadedError.default_code, 0),
-        "failed": dict(errors),
+        **_ends(mine),
+        "failed_of_ramp": _failed_of_ramp(records, window),
         **_first_audio(mine, now_s),
         **(_playback(records, window) if plays else dict.fromkeys(_PLAYED)),
         "audio_seconds_per_second": round(_audio_s(records, window) / window.seconds, 3),
@@ -51,6 +49,23 @@ def figures(records: Sequence[Record], window: Window, now_s: float, *, plays: b
         "delivery_ms_p50": _delivery(records, window, 50),
         "delivery_ms_p99": _delivery(records, window, 99),
     }
+
+
+def _ends(mine: Sequence[Record]) -> dict[str, Any]:
+    """What became of each request."""
+    errors = Counter(record.error for record in mine if record.error is not None)
+    cancelled = sum(record.is_open for record in mine)
+    return {
+        "finished": len(mine) - cancelled - errors.total(),
+        "refused": errors.pop(OverloadedError.default_code, 0),
+        "failed": dict(errors),
+        "cancelled": cancelled,
+    }
+
+
+def _failed_of_ramp(records: Sequence[Record], window: Window) -> int:
+    ended = [record.ended_s for record in records if record.error and record.submitted_s < window.start_s]
+    return sum(ended_s is not None and window.holds(ended_s) for ended_s in ended)
 
 
 def _first_audio(mine: Sequence[Record], now_s: float) -> dict[str, Any]:
