@@ -212,6 +212,18 @@ def test_rows_that_are_closed_make_room():
     device.rows.check()
 
 
+@pytest.mark.parametrize("fails", ["set_pages", "set_speaker"])
+def test_a_row_that_does_not_open_keeps_nothing(monkeypatch, fails):
+    device = make_device(make_lm(), max_rows=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(device.paged, fails, lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            device.open(plain(device.lm), SamplingParams(), segment=0, **RULES)
+    assert device.rows.num_open_rows == 0
+    device.rows.check()
+    device.open(plain(device.lm), SamplingParams(), segment=0, **RULES).close()
+
+
 def test_settings_beyond_the_row_state_are_not_served():
     device = make_device(make_lm())
     assert device.serves(SamplingParams(win_size=64))

@@ -219,8 +219,12 @@ class DeviceLMSession:
         self._take_feed()
         self._capacity = min(self._longest(), device.max_positions)
         self._lease = device.rows.open(self._capacity)
-        device.paged.set_pages(self._lease.slot, self._lease.pages)
-        device.paged.set_speaker(self._lease.slot, self._speaker)
+        try:
+            device.paged.set_pages(self._lease.slot, self._lease.pages)
+            device.paged.set_speaker(self._lease.slot, self._speaker)
+        except BaseException:  # nobody has the session, so nobody closes it
+            device.rows.close(self._lease)
+            raise
 
     @property
     def finish_reason(self) -> FinishReason | None:
