@@ -103,7 +103,8 @@ def test_pieces_and_whole_utterances_of_the_first_flow(first):  # noqa: F811
     for handle, text in zip(device.launch_batch(items), texts, strict=True):
         wanted = plain(flow, text, prompt_mel, embedding, [])
         torch.testing.assert_close(handle.check().cpu(), wanted, atol=2e-3, rtol=0)
-    whole = [(text.tolist(), prompt_mel.to(CUDA), embedding.to(CUDA)) for text in texts]
+    streams = [device.model.new_stream(embedding.to(CUDA), prompt_mel.to(CUDA)) for _ in texts]
+    whole = [(stream, text.tolist()) for stream, text in zip(streams, texts, strict=True)]
     for handle, text in zip(device.generate_batch(whole), texts, strict=True):
         wanted = flow.generate(text, prompt_mel, embedding)
         torch.testing.assert_close(handle.check().cpu(), wanted, atol=2e-3, rtol=0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers import quiet_engine
 from vivace import SamplingParams, SynthesisRequest
@@ -80,8 +83,44 @@ def test_whole_segments_share_a_launch(engines, monkeypatch):
     monkeypatch.setattr(
         stages.flow, "generate_batch", lambda items: sizes.append(len(items)) or generate(items)
     )
-    run_together(paged, [SynthesisRequest(TEXTS[0], stream=False) for _ in range(ROWS)])
+    whole = [SynthesisRequest(TEXTS[0], stream=False) for _ in range(ROWS)]
+    run_together(paged, whole)
     assert sizes == [ROWS]
+    # What the voice's prompt consists of lies on the device already.
+    monkeypatch.setattr(stages.flow._flow, "new_stream", lambda *_, **__: 1 // 0)
+    run_together(paged, whole)
+
+
+@torch.inference_mode()
+def test_a_voice_that_cannot_be_opened_is_alone(engines, monkeypatch):
+    _, paged, stages = engines
+    if not isinstance(stages.flow, PieceFlowRunner):
+        pytest.skip("this flow runs offline segments one by one")
+    voice, run_prompt = paged._assets.default_voice, stages.flow._run_prompt
+    other = replace(voice, name="other")
+    tokens = list(range(40))
+    wanted = stages.flow.generate(voice, tokens)
+
+    def fail(given):
+        if given is other:
+            raise torch.OutOfMemoryError("no memory")
+        return run_prompt(given)
+
+    monkeypatch.setattr(stages.flow, "_run_prompt", fail)
+    handles = stages.flow.generate_batch([(voice, tokens), (other, tokens), (voice, tokens)])
+    assert torch.equal(handles[0].check(), handles[2].check())
+    torch.testing.assert_close(handles[0].check(), wanted)
+    with pytest.raises(torch.OutOfMemoryError):
+        handles[1].check()
+
+
+def test_the_scheduler_knows_how_many_share_a_launch(engines):
+    """So that it plans one chunk of each, not several of some; and halved launches make its steps smaller."""
+    _, _, stages = engines
+    assert stages.capacity.pack == 2  # the largest power of two that three rows allow
+    flow = stages.flow.pieces if isinstance(stages.flow, PieceFlowRunner) else stages.flow.paged
+    before, flow.launches_halved = stages.launches_halved, flow.launches_halved + 1
+    assert stages.launches_halved == before + 1
 
 
 def test_a_cancelled_request_gives_everything_back(engines):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vivace.datatypes import Samples
     from vivace.models.flow_stream import ShouldStop
     from vivace.models.kinds import AnyLM, AnyVocoder
+    from vivace.models.piece_device import DevicePieceFlow
     from vivace.voice import Voice
 
 FlowItem = tuple[PagedStream, Sequence[int], bool]
@@ -278,11 +279,12 @@ class DeviceStages:
             flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
             if max_bytes is not None:
                 pages = (max_bytes - kept) // paged.pool.page_bytes
+        shared = paged if pieces is None else pieces  # launches of several streams
         # Where tokens are made beside the flow's work, it gains nothing by waiting for more of them.
         wave = 1 if paged is None or lm.runs_beside else paged.most_in_wave
         capacity = Capacity(
             batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
-            pack=1 if paged is None else paged.max_streams,
+            pack=shared.max_streams if shared is not None else 1,
             wave=wave,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
@@ -295,7 +297,11 @@ class DeviceStages:
     @property
     def launches_halved(self) -> int:
         """How often memory was missing for a launch of several rows, or of one."""
-        flow = self.flow.paged if isinstance(self.flow, DeviceFlowRunner) else None
+        flow: AnyDeviceFlow | DevicePieceFlow | None = None
+        if isinstance(self.flow, DeviceFlowRunner):
+            flow = self.flow.paged
+        elif isinstance(self.flow, PieceFlowRunner):
+            flow = self.flow.pieces
         return sum(stage.launches_halved for stage in (self.lm, flow, self.vocoder) if stage is not None)
 
     def warm_up(self) -> None:

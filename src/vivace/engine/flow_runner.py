@@ -12,6 +12,9 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vivace.models.flow_stream import ShouldStop
     from vivace.models.kinds import AnyFlow, AnyFlowStream
     from vivace.voice import Voice
@@ -78,9 +81,7 @@ class FlowRunner:
     def _run_prompt(self, voice: Voice) -> AnyFlowStream:
         device = self._flow.input_embedding.weight.device
         prompt = self._flow.new_stream(
-            torch.tensor(voice.embedding, device=device),
-            torch.tensor(voice.mel, device=device),
-            capacity_frames=len(voice.mel),
+            _send(voice.embedding, device), _send(voice.mel, device), capacity_frames=len(voice.mel)
         )
         self._step(prompt, voice.speech_tokens.tolist(), False)
         return prompt
@@ -110,6 +111,11 @@ class FlowRunner:
             streaming=False,
         )
         return _finite(mel)
+
+
+def _send(values: NDArray[np.float32], device: torch.device) -> Tensor:
+    """On its way to the device; from locked memory, or the host would wait for all that is queued there."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _finite(mel: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from vivace.engine.flow_runner import FlowRunner
+from vivace.errors import VivaceError
+from vivace.models.flow_paged import MelHandle
 
 if TYPE_CHECKING:
-    from vivace.models.flow_paged import MelHandle
     from vivace.models.kinds import AnyFlowStream
-    from vivace.models.piece_device import DevicePieceFlow, PieceItem
+    from vivace.models.piece_device import DevicePieceFlow, PieceItem, WholeItem
     from vivace.voice import Voice
 
 
@@ -27,6 +28,11 @@ class PieceFlowRunner(FlowRunner):
         super().__init__(flow.model)
         self._pieces = flow
 
+    @property
+    def pieces(self) -> DevicePieceFlow:
+        """The flow itself."""
+        return self._pieces
+
     def step(self, stream: AnyFlowStream, tokens: list[int], *, is_last: bool) -> Tensor:
         return self.launch_batch([(stream, tokens, is_last)])[0].check()  # type: ignore[list-item]
 
@@ -39,17 +45,16 @@ class PieceFlowRunner(FlowRunner):
 
     def generate_batch(self, items: Sequence[tuple[Voice, list[int]]]) -> list[MelHandle]:
         """Queues whole segments of several requests together (offline mode). Errors lie in the handles."""
-        device = self._pieces.device
-        return self._pieces.generate_batch(
-            [
-                (
-                    [*voice.speech_tokens.tolist(), *tokens],
-                    torch.tensor(voice.mel, device=device),
-                    torch.tensor(voice.embedding, device=device),
-                )
-                for voice, tokens in items
-            ]
-        )
+        streams: list[WholeItem] = []
+        refused: dict[int, MelHandle] = {}
+        for number, (voice, tokens) in enumerate(items):
+            try:
+                # What a voice's prompt consists of lies on the device already: a copy would make the host wait.
+                streams.append((self.open(voice), tokens))  # type: ignore[arg-type]
+            except (VivaceError, torch.OutOfMemoryError) as error:
+                refused[number] = MelHandle(self.no_frames(), error)
+        made = iter(self._pieces.generate_batch(streams))
+        return [refused.get(number) or next(made) for number in range(len(items))]
 
     def _run_prompt(self, voice: Voice) -> AnyFlowStream:
         if not self._prompts:  # the first voice: the one that the engine warms up with

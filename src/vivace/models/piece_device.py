@@ -1,7 +1,7 @@
 """CosyVoice-300M's flow for many streams on one device: the same pieces, noise and fades as ``PieceFlow.step``.
 
 Streams are those of ``PieceFlow``. Windows of several streams, or whole utterances, are computed in one launch of
-padded rows (``piece_solver``).
+padded rows (``piece_solver``). Where memory is missing for so many, half of them are tried, down to one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MOST_FRAMES = 16_384  # of all rows of a launch together
 PieceItem = tuple[PieceStream, Sequence[int], bool]
 """A stream, its next tokens, and whether they are the last."""
 
-WholeItem = tuple[Sequence[int], Tensor, Tensor]
-"""Tokens of prompt and utterance, the prompt's mel ``[n, 80]``, the speaker embedding ``[192]``."""
+WholeItem = tuple[PieceStream, Sequence[int]]
+"""A stream of which nothing was computed, and all its tokens: those of the prompt too, unless it has had them."""
 
 
 @dataclass(slots=True)
@@ -41,12 +41,24 @@ class PieceHandle(MelHandle):
 
 @dataclass(slots=True)
 class _Work:
-    """One stream's part in a launch: what it gets of it."""
+    """One stream's part in a launch: what it gets of it.
+
+    Attributes:
+        before: the stream as it was, should anything fail.
+    """
 
     stream: PieceStream
-    error: SynthesisError | None = None
+    before: PieceStream
+    error: Exception | None = None
     mels: list[Tensor] = field(default_factory=list)
     faults: list[Tensor] = field(default_factory=list)
+
+    def fail(self, error: Exception) -> None:
+        """There are no frames, and the stream is as it was before."""
+        stream, before = self.stream, self.before
+        stream.prompt, stream.tokens, stream.first = before.prompt, before.tokens, before.first
+        stream.done, stream.overlap, stream.finished = before.done, before.overlap, before.finished
+        self.error, self.mels = error, []
 
 
 class _Job(NamedTuple):
@@ -65,6 +77,9 @@ class DevicePieceFlow:
         model: lives on the device that is to be used; its weights must not change afterwards.
         max_rows: rows of one launch.
         use_graphs: None: on a GPU. use_kernels: Triton, or the plain versions; None: on a GPU.
+
+    Attributes:
+        launches_halved: for want of memory, so far.
     """
 
     def __init__(
@@ -83,6 +98,12 @@ class DevicePieceFlow:
         self._solvers: dict[tuple[int, int], PieceSolver] = {}
         self._flags = torch.zeros(FLAGS, dtype=torch.bool, pin_memory=on_gpu)
         self._launches = 0
+        self.launches_halved = 0
+
+    @property
+    def max_streams(self) -> int:
+        """Streams of one launch, where their windows are short."""
+        return self._rows(BUCKETS[0])
 
     @torch.no_grad()
     def warm_up(self, prompt_frames: int = 0) -> None:
@@ -101,13 +122,7 @@ class DevicePieceFlow:
     @torch.no_grad()
     def launch_batch(self, items: Sequence[PieceItem]) -> list[MelHandle]:
         """The next tokens of several streams, all pieces that they complete; errors lie in the handles."""
-        works = []
-        for stream, tokens, is_last in items:
-            works.append(work := _Work(stream))
-            try:
-                self.model.take(stream, tokens, is_last)
-            except SynthesisError as error:
-                work.error = error
+        works = [self._begin(*item) for item in items]
         while jobs := [job for work in works if work.error is None and (job := self._next_job(work))]:
             self._run(jobs)
         return self._handles(works)
@@ -115,17 +130,11 @@ class DevicePieceFlow:
     @torch.no_grad()
     def generate_batch(self, items: Sequence[WholeItem]) -> list[MelHandle]:
         """Whole utterances, as ``PieceFlow.generate``; errors lie in the handles."""
-        works, jobs = [], []
-        for tokens, prompt_mel, embedding in items:
-            stream = self.model.new_stream(embedding, prompt_mel)
-            works.append(work := _Work(stream))
-            try:
-                self.model.take(stream, tokens, True)
-            except SynthesisError as error:
-                work.error = error
-                continue
-            window = Window(stream.tokens, 0, is_whole=True, is_last=True)
-            if stream.tokens:
+        works, jobs = [self._begin(stream, tokens, True) for stream, tokens in items], []
+        for work in works:
+            stream = work.stream
+            if work.error is None and stream.tokens:
+                window = Window(stream.tokens, 0, is_whole=True, is_last=True)
                 jobs.append(_Job(work, self._row(stream, window), None, stream.known))
         self._run(jobs)
         return self._handles(works)
@@ -134,10 +143,20 @@ class DevicePieceFlow:
         """The solver for so many rows of up to so many frames; made at first use, or by ``warm_up``."""
         found = self._solvers.get((rows, frames))
         if found is None:
-            found = self._solvers[rows, frames] = PieceSolver(self._parts, rows, frames, self._use_graphs)
+            found = PieceSolver(self._parts, rows, frames, self._use_graphs)
             if self._use_graphs:
                 found.capture()
+            self._solvers[rows, frames] = found  # if there was memory for all of it
         return found
+
+    def _begin(self, stream: PieceStream, tokens: Sequence[int], is_last: bool) -> _Work:
+        """Takes the tokens; what is refused is refused here."""
+        work = _Work(stream, stream.fork())
+        try:
+            self.model.take(stream, tokens, is_last)
+        except SynthesisError as error:
+            work.error = error
+        return work
 
     def _rows(self, frames: int) -> int:
         """Rows of one launch of so many frames: a power of two."""
@@ -167,32 +186,50 @@ class DevicePieceFlow:
         while jobs:
             longest = len(jobs[-1].row.places)
             bucket = next((size for size in BUCKETS if size >= longest), 0)
-            if not bucket:
-                self._run_alone(jobs.pop(), longest)
-                continue
-            count = min(self._rows(bucket), 1 << (len(jobs) - 1).bit_length())
-            self._run_rows(self.solver(count, bucket), jobs[-count:])
+            count = min(self._rows(bucket), len(jobs)) if bucket else 1
+            self._run_or_halve(jobs[-count:], bucket)
             del jobs[-count:]
 
-    def _run_alone(self, job: _Job, frames: int) -> None:
-        """A row that is longer than all graphs: made for it alone, operation by operation."""
-        grid = 2 ** (len(self.model.config.unet.channels) - 1)
-        self._run_rows(PieceSolver(self._parts, 1, -(-frames // grid) * grid, False), [job])
+    def _run_or_halve(self, jobs: list[_Job], bucket: int) -> None:
+        """One launch, or smaller ones where memory is missing; a row that does not fit alone has an error."""
+        left = list(jobs)
+        try:
+            self._run_rows(self._solver_for(jobs, bucket), left)
+            return
+        except torch.OutOfMemoryError as error:
+            fault = error.with_traceback(None)  # which would keep what the launch has taken so far
+        self.launches_halved += 1
+        if len(jobs) == 1:
+            jobs[0].work.fail(fault)
+            return
+        half = len(jobs) // 2
+        for part in (left[:half], left[half:]):
+            if part:
+                self._run_or_halve(part, bucket)
+
+    def _solver_for(self, jobs: list[_Job], bucket: int) -> PieceSolver:
+        if bucket:
+            return self.solver(1 << (len(jobs) - 1).bit_length(), bucket)
+        # A row that is longer than all graphs: made for it alone, operation by operation.
+        grid, frames = 2 ** (len(self.model.config.unet.channels) - 1), len(jobs[0].row.places)
+        return PieceSolver(self._parts, 1, -(-frames // grid) * grid, False)
 
     def _run_rows(self, solver: PieceSolver, jobs: list[_Job]) -> None:
+        """Those that have their frames are no longer in ``jobs``."""
         solver.send([job.row for job in jobs])
         solver.run()
         first = self._launches % (FLAGS - self._max_rows)
         self._launches += len(jobs)
         flags = self._flags[first : first + len(jobs)]
         flags.copy_(solver.faults[: len(jobs)], non_blocking=True)
-        for number, job in enumerate(jobs):
+        for number, job in enumerate(list(jobs)):
             stream, frames = job.work.stream, len(job.row.places)
             mel = solver.x[number, len(stream.prompt_mel) : frames].T.clone()
             if job.window is not None:
                 mel = self.model.join(stream, mel, job.window, job.num_tokens)
             job.work.mels.append(mel)
             job.work.faults.append(flags[number])
+            del jobs[0]
 
     def _handles(self, works: list[_Work]) -> list[MelHandle]:
         done = None
