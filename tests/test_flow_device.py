@@ -16,7 +16,7 @@ from tests.test_flow_stream import CHUNK, EMBEDDING, LONGEST, VOCAB, flow, piece
 from vivace.errors import SynthesisError
 from vivace.models import flow_pages
 from vivace.models.flow_device import DeviceFlow
-from vivace.models.flow_pages import PagePool
+from vivace.models.flow_pages import PagePool, pages_within
 from vivace.models.flow_solver import Solver
 
 
@@ -155,9 +155,46 @@ def test_too_long_is_refused_and_leaves_the_stream_alone():
     device_flow().close(stream)
 
 
+def bytes_for(pages, streams=1):
+    """Memory for so many pages, and what all streams share beside them: no more chunks than that."""
+    free = DeviceFlow(flow())
+    page, block = free.pool.page_bytes, free.start.pool.page_bytes
+    return pages * (page + block) + streams * block + free._padding_pool.page_bytes
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 100_000])
+@pytest.mark.parametrize(("pages", "streams"), [(2, 1), (9, 4)])
+def test_all_that_is_taken_fits_into_the_memory_given(pages, streams, spare):
+    """Pages, what all streams share of the unconditional branch, chunks that are not whole, and the padding."""
+    limit = bytes_for(pages, streams) + spare
+    device = DeviceFlow(flow(), max_bytes=limit, max_streams=streams)
+    pools = device.pool, device.start.pool, device._padding_pool
+    held = []
+    with pytest.raises(SynthesisError, match="memory"):
+        for _ in range(100):
+            held.append([device.open(EMBEDDING, prompt_mel(0)) for _ in range(streams)])
+            # One whole chunk, and one that is not.
+            for handle in device.launch_batch([(stream, tokens_of(CHUNK + 2), True) for stream in held[-1]]):
+                handle.check()
+    device._padding()
+    taken = sum(pool.num_pages * pool.page_bytes for pool in pools)
+    assert taken <= limit
+    assert limit - taken < 2 * device.pool.page_bytes + max(0, spare) + streams * pools[1].page_bytes
+    assert device.pool.most_pages >= pages - (spare < 0)
+    for stream in (stream for streams in held for stream in streams):
+        device.close(stream)
+
+
+def test_a_long_stream_has_its_blocks():
+    """No more of them are counted than the longest stream may have chunks."""
+    assert pages_within(1000, 90, 10, 4) == 10  # 4 blocks and 10 pages make 940
+    assert pages_within(399, 90, 10, 4) == 3
+    assert pages_within(0, 90, 10, 4) == 0
+
+
 def test_full_memory_fails_one_request_only():
-    size = DeviceFlow(flow()).pool.page_bytes
-    device = DeviceFlow(flow(), max_bytes=3 * size)
+    device = DeviceFlow(flow(), max_bytes=bytes_for(3))
+    assert device.pool.most_pages == 3
     first, second = (device.open(EMBEDDING, prompt_mel(0)) for _ in range(2))
     tokens = tokens_of(3 * CHUNK)
     mel = run(first, [tokens[: 2 * CHUNK]], finish=False, device=device)

@@ -277,8 +277,8 @@ class DeviceStages:
         if paged is not None:
             kept = 8 * 1024**3 if max_bytes is None else min(8 * 1024**3, max_bytes // 8)
             flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
-            if max_bytes is not None:
-                pages = (max_bytes - kept) // paged.pool.page_bytes
+            if paged.pool.most_pages is not None and max_bytes is not None:
+                pages = paged.pool.most_pages - -(-kept // paged.pool.page_bytes)
         shared = paged if pieces is None else pieces  # launches of several streams
         # Where tokens are made beside the flow's work, it gains nothing by waiting for more of them.
         wave = 1 if paged is None or lm.runs_beside else paged.most_in_wave

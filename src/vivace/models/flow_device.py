@@ -19,7 +19,7 @@ from vivace.errors import SynthesisError
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
-from vivace.models.flow_pages import PageLayout, PagePool, StartBranch
+from vivace.models.flow_pages import PageLayout, PagePool, StartBranch, padded, pages_within
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
 from vivace.models.flow_wave import WaveSolver, wave_costs
 from vivace.models.flow_weights import FlowWeights
@@ -38,7 +38,7 @@ class DeviceFlow(PagedFlow):
         device: where to run; None: where the model is.
         kernels: None chooses those that fit the device.
         options: keyword arguments for the kernels by name.
-        max_bytes: memory for pages; None: all that there is.
+        max_bytes: memory for pages and what all streams share beside them; None: all that there is.
         max_streams: streams of one launch.
         costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
             known for the kernels, or launches of 1, 2, 4 … streams without padding.
@@ -68,11 +68,6 @@ class DeviceFlow(PagedFlow):
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
         self._is_chosen, self._options = kernels is None, options
         self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
-        self.pool = PagePool(self.layout.page, dtype, device, max_bytes)
-        velocities = torch.zeros(config.noise_frames, config.dit.mel_dim, device=device)
-        self.start = StartBranch(
-            PagePool(self.layout.block, dtype, device, arena=self.pool.arena), velocities
-        )
         self._solvers: dict[int, Solver] = {}
         if costs is None and kernels is None:
             costs = launch_costs(self._kernels, config, dtype, device)
@@ -82,13 +77,33 @@ class DeviceFlow(PagedFlow):
         self._wave_costs = wave_costs(costs, waves, config.num_steps)
         self.most_in_wave = max(self._wave_costs)
         self._waves: dict[int, WaveSolver] = {}
-        room = self.layout.page + self.layout.block
-        self._padding_pool = PagePool(
-            room, dtype, device, (room + 256) * dtype.itemsize, arena=self.pool.arena
-        )
         self._padding_chunk: Chunk | None = None
+        self.pool, blocks, self._padding_pool = self._pools(dtype, device, max_bytes, max_streams)
+        velocities = torch.zeros(config.noise_frames, config.dit.mel_dim, device=device)
+        self.start = StartBranch(blocks, velocities)
         super().__init__(
             device, self.pool, config.output_size, max_streams, LOOKAHEAD_BEFORE, model.check_length
+        )
+
+    def _pools(
+        self, dtype: torch.dtype, device: torch.device, max_bytes: int | None, max_streams: int
+    ) -> tuple[PagePool, PagePool, PagePool]:
+        """Pages, blocks of the unconditional branch, and the row of padding: within ``max_bytes``."""
+        layout, config = self.layout, self._config
+        arena = torch.empty(256, dtype=dtype, device=device)
+        size = dtype.itemsize
+        page, block = padded(layout.page) * size, padded(layout.block) * size
+        room = padded(layout.page + layout.block)
+        page_limit = block_limit = None
+        if max_bytes is not None:
+            longest = -(-config.noise_frames // config.dit.static_chunk_frames)
+            scratch = max(max_streams, self.most_in_wave) * block  # of chunks that are not whole
+            pages = pages_within(max(0, max_bytes - room * size - scratch), page, block, longest)
+            page_limit, block_limit = pages * page, min(pages, longest) * block + scratch
+        return (
+            PagePool(layout.page, dtype, device, page_limit, arena),
+            PagePool(layout.block, dtype, device, block_limit, arena),
+            PagePool(room, dtype, device, room * size, arena),
         )
 
     @torch.no_grad()

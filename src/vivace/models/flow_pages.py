@@ -50,6 +50,18 @@ class PageLayout(NamedTuple):
         return 2 * self.block
 
 
+def padded(elements: int) -> int:
+    """What is taken for so many elements."""
+    return -(-elements // 256) * 256
+
+
+def pages_within(max_bytes: int, page_bytes: int, block_bytes: int, longest: int) -> int:
+    """Pages that fit beside the blocks that all streams share: one per chunk of the longest stream, which has
+    ``longest`` chunks or as many as there are pages."""
+    pages = max_bytes // (page_bytes + block_bytes)
+    return pages if pages <= longest else (max_bytes - longest * block_bytes) // page_bytes
+
+
 class PagePool:
     """Hands out pages of one size. A page is named by its offset from ``arena`` in elements.
 
@@ -68,7 +80,7 @@ class PagePool:
         arena: Tensor | None = None,
     ) -> None:
         # Pages start at multiples of 256 elements, as all allocations do on a GPU.
-        self._size = -(-page_elements // 256) * 256
+        self._size = padded(page_elements)
         self.arena = torch.empty(256, dtype=dtype, device=device) if arena is None else arena
         self._page_bytes = self._size * self.arena.element_size()
         self._max_pages = None if max_bytes is None else max_bytes // self._page_bytes
@@ -85,6 +97,11 @@ class PagePool:
     def num_pages(self) -> int:
         """Pages that memory was taken for."""
         return len(self._free) + len(self._users)
+
+    @property
+    def most_pages(self) -> int | None:
+        """Pages that there may be; None: as many as there is memory for."""
+        return self._max_pages
 
     @property
     def page_bytes(self) -> int:

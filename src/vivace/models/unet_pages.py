@@ -57,6 +57,11 @@ class UNetPages:
         return sum(part.numel() * part.element_size() for part in self.parts(0))
 
     @property
+    def most_pages(self) -> int:
+        """Pages that there are."""
+        return len(self._free) + len(self._users)
+
+    @property
     def pages_in_use(self) -> int:
         """Pages that someone holds."""
         return len(self._users)
