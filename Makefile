@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes of the tests: one a core, `make test WORKERS=1` for one alone. Each takes up to 3 GB of memory.
+WORKERS ?= auto
 
 .PHONY: demo test lint types contracts unit format clean
 
@@ -33,7 +35,7 @@ contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
