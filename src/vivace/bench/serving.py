@@ -150,7 +150,7 @@ def most_in_real_time(points: Sequence[dict[str, Any]]) -> int:
         point["streams"]
         for point in points
         if "streams" in point
-        and not any(point[name] for name in _LOST)
+        and not any(point.get(name) for name in _LOST)  # older rows count fewer kinds
         and point["ttfb_ms_p99"] is not None  # nobody may have asked
         and point["ttfb_ms_p99"] < TTFB_LIMIT_MS
     ]
