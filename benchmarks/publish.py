@@ -3,7 +3,8 @@
     python -m benchmarks.publish --device cuda --limit-seconds 540 --out DIR [--only serving,ladder] [--results FOLDER]
 
 Runs the steps of a table one after the other, each in a process of its own. With the same ``--out`` it goes on where it
-ended. The exit status is 1 if a step failed. The last line is one JSON document.
+ended, however it ended. At the end it says what is done, what failed and with which last lines, and what is left. The
+exit status is 1 if a step failed. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,141 +26,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.steps import Outcome, Runner, Step
+from benchmarks.steps import ROOT, BusyError, Outcome, Runner, Step, environment, kept_outcomes, plan, tail
+from benchmarks.table import JOBS, cpu_steps, cuda_steps
 
-JOBS = 200
-"""Sentences of the step ``batch``."""
-COMPARE_S = 110
-HALF = "--device cuda --dtype bfloat16"
-SERVING = f"vivace bench serving -m full {HALF} --max-streams 256 --seconds 6"
-SINGLE = "--requests 10 --runs 3"
-FOLDERS = {3: "full", 2: "full2", 1: "full1"}
-"""Random weights at full size, by generation."""
-CHECKPOINTS = {3: "checkpoint", 2: "checkpoint2", 1: "checkpoint1"}
-
-
-def checkpoint(generation: int) -> Step:
-    """The folder that other steps read; made once."""
-    folder = FOLDERS[generation]
-    command = f"vivace random-checkpoint {folder} --size full --generation {generation}"
-    clears = (folder, f"{folder}.part")
-    return Step(CHECKPOINTS[generation], 25, 180, command, makes=folder, clears=clears, has_document=False)
-
-
-def throughput(generation: int, dtype: str) -> Step:
-    """Also from where it started, which is the same work in float32 by plain operations."""
-    folder, needs = FOLDERS[generation], (CHECKPOINTS[generation],)
-    command = f"vivace bench throughput -m {folder} --device cuda --dtype {dtype} --whole --start"
-    return Step(f"throughput-{generation}-{dtype}", 50, 150, command, needs)
-
-
-def compare(generation: int, reference: Sequence[str]) -> Step:
-    """Beside the reference implementation."""
-    command = (
-        f"python -m benchmarks.compare_reference --model {FOLDERS[generation]} --seconds 10 --runs 2 {HALF}"
-        f" --limit-seconds {COMPARE_S} {shlex.join(reference)}"
-    )
-    return Step(f"compare-{generation}", COMPARE_S, COMPARE_S + 20, command, needs=(CHECKPOINTS[generation],))
-
-
-def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
-    """Name, seconds it usually takes on an H200, seconds at most, command; those that say most per second first.
-
-    Args:
-        reference: options of ``benchmarks.compare_reference``; none: nothing is compared.
-    """
-    full = ("checkpoint",)
-    warm = ("checkpoint", "single-cold")
-    return [
-        checkpoint(3),
-        # Time to ready with no compiled code at hand, then with all of it: start_s of the two.
-        Step(
-            "single-cold",
-            60,
-            180,
-            f"vivace bench single -m full {HALF} --requests 1 --runs 1",
-            full,
-            makes="cache",
-            clears=("cache",),
-        ),
-        Step(
-            "single-warm",
-            40,
-            120,
-            f"vivace bench single -m full {HALF} {SINGLE} --timeline timeline.svg --long-seconds 32",
-            warm,
-        ),
-        Step("serving-streams", 115, 170, f"{SERVING} --streams 1,32,128,300,400", full),
-        Step("serving-more", 120, 170, f"{SERVING} --streams 8,64,200,500 --offline 400", full),
-        Step("serving-rates", 115, 170, f"{SERVING} --streams '' --rates 5,10,20,30,40", full),
-        Step("serving-deterministic", 70, 120, f"{SERVING} --streams 32,128 --deterministic", full),
-        Step("serving-reply", 45, 90, f"{SERVING} --streams 1 --loop reply --ramp 1", full),
-        Step("host-pages", 20, 60, "python -m benchmarks.kernels.host_pages"),
-        Step(
-            "llm",
-            60,
-            180,
-            f"vivace bench llm {HALF} --choices persistent,kernels,deterministic,graph,eager,eager-flash,"
-            "eager-efficient,eager-math",
-        ),
-        Step("llm-compile", 60, 180, f"vivace bench llm {HALF} --choices compile"),
-        Step("kernels-lm", 20, 60, "python -m benchmarks.kernels.lm"),
-        Step("kernels-dit", 45, 120, "python -m benchmarks.kernels.dit"),
-        Step("kernels-hift", 30, 90, "python -m benchmarks.kernels.hift"),
-        Step("limits", 35, 90, f"vivace limits -m full {HALF} --measure", full),
-        throughput(3, "float32"),
-        throughput(3, "bfloat16"),
-        checkpoint(2),
-        checkpoint(1),
-        *(throughput(generation, dtype) for generation in (2, 1) for dtype in ("float32", "bfloat16")),
-        Step("single-2", 40, 120, f"vivace bench single -m full2 {HALF} {SINGLE}", ("checkpoint2",)),
-        Step("single-1", 40, 120, f"vivace bench single -m full1 {HALF} {SINGLE}", ("checkpoint1",)),
-        Step("profile", 35, 90, f"vivace bench profile -m full {HALF} --out profile", full),
-        Step(
-            "ladder",
-            90,
-            900,
-            "vivace bench ladder -m full --device cuda --out ladder --limit-seconds {seconds}",
-            full,
-            goes_on=True,
-        ),
-        *(compare(generation, reference) for generation in (3, 2, 1) if reference),
-        Step(
-            "batch",
-            60,
-            180,
-            f"vivace batch jobs.jsonl -m full {HALF} --out batch --json",
-            full,
-            clears=("batch",),
-        ),
-    ]
-
-
-def cpu_steps(*, judge: bool) -> list[Step]:
-    """The same for a CPU; usual times are those of two cores.
-
-    Args:
-        judge: whether word error rates can be measured.
-    """
-    heard = "--judge " if judge else ""
-    slow = "--requests 3 --runs 3 --seconds 2"
-    full = ("checkpoint",)
-    return [
-        Step("single-mini", 75, 600, f"vivace bench single {SINGLE}"),
-        Step("limits", 25, 180, "vivace limits --measure"),
-        Step("profile", 30, 180, "vivace bench profile --out profile"),
-        Step("throughput", 90, 600, "vivace bench throughput"),
-        Step(
-            "ladder",
-            120,
-            1800,
-            f"vivace bench ladder {heard}--out ladder --limit-seconds {{seconds}}",
-            goes_on=True,
-        ),
-        checkpoint(3),
-        Step("single-int8", 180, 900, f"vivace bench single -m full --dtype int8 {slow}", full),
-        Step("single-bfloat16", 240, 900, f"vivace bench single -m full --dtype bfloat16 {slow}", full),
-    ]
+IDENTITY_S = 60
+TAIL_LINES = 12
+"""Of the output of a step that failed."""
+INTERRUPTED = 130
+"""Exit status of a run that was interrupted, as shells have it."""
+STATES = ("done", "failed", "left", "begun")
 
 
 def chosen(steps: Sequence[Step], only: str) -> list[str]:
@@ -189,12 +64,23 @@ def write_jobs(path: Path) -> None:
 def hardware(device: str) -> dict[str, Any]:
     """For documents that do not name it. Asked in another process, because asking takes memory of a GPU."""
     code = f"from vivace.bench.common import hardware; print(hardware({device!r}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    try:
+        run = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=IDENTITY_S,
+            env=environment(ROOT, os.environ),
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {"hardware": "unknown"}
     return {"hardware": run.stdout.strip()}
 
 
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
-    """The table of steps."""
+def show(outcomes: Sequence[Outcome], out: Path, console: Console) -> None:
+    """The table of steps, the ends of what failed, and how many of each there are."""
     table = Table("step", "outcome", "s", "commit", "reason")
     for outcome in outcomes:
         state = "done before" if outcome.earlier else outcome.state
@@ -202,6 +88,26 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         colour = {"done": "green", "failed": "red"}.get(outcome.state, "yellow")
         table.add_row(outcome.name, f"[{colour}]{state}[/]", took, outcome.commit, escape(outcome.reason))
     console.print(table)
+    for outcome in outcomes:
+        if outcome.state == "failed":
+            console.print(f"\nthe end of {outcome.name}.txt:", style="bold", highlight=False)
+            for line in tail(out / f"{outcome.name}.txt", TAIL_LINES):
+                console.print(f"  {line}", markup=False, highlight=False)
+    by_state = {state: [outcome.name for outcome in outcomes if outcome.state == state] for state in STATES}
+    counts = (f"{state} {len(names)}" for state, names in by_state.items() if names)
+    console.print(
+        f"\n{', '.join(counts)}; left: {' '.join(by_state['left'] + by_state['begun']) or 'nothing'}"
+    )
+
+
+def show_plan(steps: Sequence[Step], names: Sequence[str], out: Path, limit_s: float | None) -> None:
+    """Which steps each run of ``limit_s`` seconds would do."""
+    done = {name for name, kept in kept_outcomes(out).items() if kept.state == "done"}
+    limit_s = math.inf if limit_s is None else limit_s
+    for number, run in enumerate(plan(steps, names, done, limit_s), start=1):
+        total = sum(step.usual_s for step in run)
+        said = "" if total <= limit_s else f", more than {limit_s:g} s: none of them fits"
+        print(f"run {number}, about {total:g} s{said}: {' '.join(step.name for step in run)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,19 +122,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"publish: {error}\n")
         return 2
+    if options.plan:
+        show_plan(steps, names, options.out, options.limit_seconds)
+        return 0
     runner = Runner(
         steps,
         options.out,
-        limit_s=options.limit_seconds,
+        limit_s=0.0 if options.rows_only else options.limit_seconds,
         results=options.results,
         identity=lambda: hardware(options.device),
         commit=options.commit,
+        archive=options.archive,
         say=lambda line: print(line, flush=True),
     )
     write_jobs(options.out / "jobs.jsonl")
-    outcomes = runner.run(names)
-    show(outcomes, Console())
+    try:
+        outcomes = runner.run(names)
+    except BusyError as error:
+        sys.stderr.write(f"publish: {error}\n")
+        return 2
+    show(outcomes, options.out, Console())
     print(json.dumps({"bench": "publish", "steps": [asdict(outcome) for outcome in outcomes]}))
+    if runner.is_interrupted:
+        return INTERRUPTED
     return int(any(outcome.state == "failed" for outcome in outcomes))
 
 
@@ -264,6 +180,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only", default="", help="some steps, or groups such as serving, separated by commas"
     )
     parser.add_argument("--results", type=Path, help="append rows here, such as benchmarks/results")
+    parser.add_argument("--archive", type=Path, help="file (tar.gz) with the folder, kept up to date")
+    parser.add_argument("--plan", action="store_true", help="print what each run would do, and run nothing")
+    parser.add_argument("--rows-only", action="store_true", help="add rows to --results, and run nothing")
     parser.add_argument("--commit", help="named in the rows; default: what git says")
     passed = parser.add_argument_group(
         "passed on to benchmarks.compare_reference, which runs with --repo only"

@@ -22,6 +22,22 @@ def stamped(document: dict[str, Any], commit: str | None = None) -> dict[str, An
     return head | {"commit": commit or commit_of_checkout(), "date": date} | document
 
 
+def add_row(path: Path, row: dict[str, Any]) -> bool:
+    """Adds a row to a file of rows unless it is there already; whether it was not.
+
+    The file is replaced as a whole, so that a process that ends meanwhile leaves no half row.
+    """
+    line = json.dumps(row)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if line in lines:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text("".join(f"{each}\n" for each in (*lines, line)), encoding="utf-8")
+    part.replace(path)
+    return True
+
+
 def commit_of_checkout() -> str:
     """With "-dirty" where files other than the rows differ from it; "unknown" outside a checkout."""
     commit = _git("rev-parse", "--short=7", "HEAD").strip()

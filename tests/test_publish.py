@@ -1,8 +1,11 @@
-"""All figures in one command: time limits, going on, failures, rows. Steps are tiny scripts."""
+"""All figures in one command: its tables, its options, what it prints, the pictures."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -17,195 +20,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from benchmarks import compare_reference, publish, rows
-from benchmarks.steps import ROOT, Outcome, Runner, Step, environment, last_document
+from benchmarks import publish, rows
+from benchmarks.steps import ROOT, Outcome, Runner, Step
+from tests.test_steps import counted, is_running, script
+from vivace.bench import ladder_judge
 from vivace.bench.serving_chart import serving_svg
 from vivace.cli import app
-
-
-def script(code):
-    return f"python -c {shlex.quote(code)}"
-
-
-def counted(name, document='{"bench": "toy", "hardware": "none"}'):
-    """Leaves a mark for each run, and prints a table and a document."""
-    return script(f"open('{name}.runs', 'a').write('x'); print('a table'); print('{document}')")
-
-
-def runs(folder, name):
-    path = folder / f"{name}.runs"
-    return len(path.read_text()) if path.exists() else 0
-
-
-def run(steps, out, names=None, **settings):
-    runner = Runner(steps, out, say=lambda line: None, **settings)
-    return {found.name: found for found in runner.run(names or [step.name for step in steps])}
-
-
-def test_outputs_documents_and_rows_are_kept_and_finished_steps_skipped(tmp_path):
-    out, results = tmp_path / "out", tmp_path / "results"
-    steps = [
-        Step("one", 0, 20, counted("one")),
-        Step("two", 0, 20, counted("two", '{"figure": 2}')),
-        Step("three", 0, 20, script("open('made', 'w')"), has_document=False),
-    ]
-    settings = {"results": results, "commit": "abc1234", "identity": lambda: {"hardware": "some"}}
-    found = run(steps, out, **settings)
-    assert [outcome.state for outcome in found.values()] == ["done"] * 3
-    assert (out / "one.txt").read_text().splitlines()[0] == "a table"
-    assert json.loads((out / "two.json").read_text()) == {"figure": 2}
-    [toy] = map(json.loads, (results / "toy.jsonl").read_text().splitlines())
-    assert list(toy)[:3] == ["bench", "hardware", "commit"]
-    assert (toy["commit"], toy["step"]) == ("abc1234", "one")
-    [two] = map(json.loads, (results / "two.jsonl").read_text().splitlines())
-    assert (two["bench"], two["hardware"], two["figure"]) == ("two", "some", 2)
-    moved = tmp_path / "moved"
-    out.rename(moved)
-    again = run(steps, moved, **settings)
-    assert all(outcome.state == "done" and outcome.earlier for outcome in again.values())
-    assert runs(moved, "one") == 1
-    assert len((results / "toy.jsonl").read_text().splitlines()) == 1
-
-
-def test_a_failing_step_has_a_reason_and_no_row_and_stops_no_other(tmp_path):
-    out, results = tmp_path / "out", tmp_path / "results"
-    document = '{"bench": "toy", "hardware": "none"}'
-    steps = [
-        Step("bad", 0, 20, script(f"import sys; print('{document}'); sys.exit('disk full')")),
-        Step("silent", 0, 20, script("print('a table only')")),
-        Step("torn", 0, 20, script("print('{\"bench\": ')")),
-        Step("good", 0, 20, counted("good")),
-    ]
-    found = run(steps, out, results=results)
-    assert found["bad"].state == found["silent"].state == found["torn"].state == "failed"
-    assert found["bad"].reason == "exit status 1: disk full"
-    assert found["silent"].reason == found["torn"].reason == "printed no JSON document"
-    assert not (out / "bad.json").exists()
-    assert found["good"].state == "done"
-    assert len((results / "toy.jsonl").read_text().splitlines()) == 1
-
-
-def test_failed_steps_are_tried_again_behind_the_others(tmp_path):
-    begun = []
-    steps = [
-        Step("first", 0, 20, script("import os, sys; sys.exit(not os.path.exists('repaired'))")),
-        Step("second", 0, 20, counted("second")),
-    ]
-    assert run(steps, tmp_path, ["first"])["first"].state == "failed"
-    (tmp_path / "repaired").touch()
-    Runner(steps, tmp_path, say=begun.append).run(["first", "second"])
-    assert [line.split(":")[0] for line in begun if "begins" in line] == ["second", "first"]
-
-
-def test_a_step_over_its_own_limit_fails_with_all_that_it_started(tmp_path):
-    child = "import time; time.sleep(60)"
-    code = (
-        "import subprocess, sys, time; "
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}]); print(child.pid, flush=True); time.sleep(60)"
-    )
-    begun = time.monotonic()
-    found = run([Step("slow", 0, 4, script(code))], tmp_path, limit_s=60)
-    assert time.monotonic() - begun < 20
-    assert found["slow"].state == "failed"
-    assert found["slow"].reason == "took longer than 4 s"
-    assert not is_running(int((tmp_path / "slow.txt").read_text()))
-
-
-def is_running(pid):
-    """False for a process that has ended, also while nobody has asked for its status."""
-    for _ in range(50):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_steps_without_time_are_left_and_one_that_the_end_cuts_too(tmp_path):
-    steps = [
-        Step("long", 500, 600, counted("long")),
-        Step("cut", 0, 60, script("import time; time.sleep(60)")),
-        Step("late", 1, 60, counted("late")),
-    ]
-    found = run(steps, tmp_path, limit_s=2)
-    assert [outcome.state for outcome in found.values()] == ["left"] * 3
-    assert found["long"].reason.startswith("takes about 500 s, ")
-    assert found["cut"].reason.startswith("was ended with the run")
-    assert runs(tmp_path, "late") == 0
-    again = run(steps, tmp_path, ["long", "late"])
-    assert [outcome.state for outcome in again.values()] == ["done", "done"]
-
-
-def test_what_a_step_needs_runs_first_and_again_only_where_it_is_gone(tmp_path):
-    make = "import os; os.mkdir('folder'); open('make.runs', 'a').write('x')"
-    steps = [
-        Step("make", 0, 20, script(make), makes="folder", clears=("folder",), has_document=False),
-        Step("use", 0, 20, counted("use"), needs=("make",)),
-        Step("more", 0, 20, counted("more"), needs=("make",)),
-    ]
-    (tmp_path / "folder").mkdir()  # half made by somebody else
-    assert list(run(steps, tmp_path, ["use"])) == ["make", "use"]
-    assert runs(tmp_path, "make") == 1
-    (tmp_path / "folder").rmdir()
-    run(steps, tmp_path, ["make", "use"])
-    assert runs(tmp_path, "make") == 1  # nothing is left that reads it
-    run(steps, tmp_path)
-    assert runs(tmp_path, "make") == 2
-    assert runs(tmp_path, "more") == 1
-
-
-def test_a_step_whose_need_fails_is_left(tmp_path):
-    steps = [
-        Step("make", 0, 20, script("raise SystemExit(3)"), makes="folder", has_document=False),
-        Step("use", 0, 20, counted("use"), needs=("make",)),
-        Step("more", 0, 20, counted("more"), needs=("make",)),
-    ]
-    found = run(steps, tmp_path)
-    assert [outcome.state for outcome in found.values()] == ["failed", "left", "left"]
-    assert found["more"].reason == "needs make"
-    with pytest.raises(ValueError, match="make"):
-        Runner(steps[1:], tmp_path)
-
-
-PORTION = """
-import json, sys
-done = len(open("p.runs").read()) if __import__("os").path.exists("p.runs") else 0
-open("p.runs", "a").write("x")
-print(sys.argv[1])
-rows = [{"reason": None if index <= done else "no time was left"} for index in range(3)]
-print(json.dumps({"bench": "toy", "hardware": "none", "rows": rows}))
-"""
-
-
-def test_portions_go_on_until_no_row_is_left(tmp_path):
-    out, results = tmp_path / "out", tmp_path / "results"
-    steps = [Step("portions", 0, 100, script(PORTION) + " {seconds}", goes_on=True)]
-    states, reasons = [], []
-    for _ in range(4):
-        found = run(steps, out, results=results)["portions"]
-        states.append((found.state, found.earlier))
-        reasons.append(found.reason)
-    assert states == [("left", False), ("left", False), ("done", False), ("done", True)]
-    assert reasons == ["2 of 3 rows are left", "1 of 3 rows are left", "", ""]
-    assert (out / "portions.txt").read_text().splitlines()[0] == "60"
-    assert len((results / "toy.jsonl").read_text().splitlines()) == 1
-
-
-def test_environment_of_a_step_holds_in_its_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = environment(tmp_path / "out", {"PYTHONPATH": "src:/site", "HOME": "/h", "VIVACE_CACHE": "/used"})
-    assert found["PYTHONPATH"] == f"{ROOT}:{tmp_path}/src:/site"
-    assert found["VIVACE_CACHE"] == str(tmp_path / "out" / "cache" / "vivace_cache")
-    assert found["HOME"] == "/h"
-
-
-def test_last_document_stands_before_warnings(tmp_path):
-    path = tmp_path / "output"
-    path.write_text('{"old": 1}\n{"new": 2}\n{no json\nWarning: x\n', encoding="utf-8")
-    assert last_document(path) == {"new": 2}
 
 
 def test_groups_and_names_of_steps():
@@ -214,30 +34,87 @@ def test_groups_and_names_of_steps():
     assert publish.chosen(steps, "ladder, single-2") == ["single-2", "ladder"]
     serving = publish.chosen(steps, "serving")
     assert len(serving) == 5
+    assert serving[0] == "serving-streams"
     assert all(name.startswith("serving-") for name in serving)
     with pytest.raises(ValueError, match="there is no step servin; there are checkpoint, "):
         publish.chosen(steps, "servin")
 
 
+class ReachedError(Exception):
+    """A command understood its options and began to work, with these."""
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_commands_of_the_tables_are_understood(device, tmp_path, monkeypatch):
-    """Each ``vivace`` command with its options, as far as the parser goes."""
+    """Each command with its options, up to where its work begins."""
     reference = ["--repo", str(tmp_path), "--reference-fp16"]
     steps = publish.cuda_steps(reference) if device == "cuda" else publish.cpu_steps(judge=True)
     Runner(steps, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    publish.write_jobs(tmp_path / "jobs.jsonl")
+    modules = set()
     for step in steps:
         assert 0 < step.usual_s < step.most_s
         program, *arguments = shlex.split(step.command.replace("{seconds}", "60"))
         if program == "vivace":
-            understand(app, arguments)
-        elif "benchmarks.compare_reference" in arguments:
-            monkeypatch.setattr("sys.argv", arguments[1:])
-            assert compare_reference._options().reference_fp16
+            reach(arguments, monkeypatch)
+            continue
+        assert arguments[0] == "-m"
+        modules.add(arguments[1])
+        if arguments[1] == "pytest":
+            files = [argument for argument in arguments if argument.endswith(".py")]
+            assert files
+            assert all(Path(file).is_file() for file in files)
         else:
-            assert arguments[0] == "-m"
-            assert importlib.util.find_spec(arguments[1])
+            assert parsed(arguments[1], arguments[2:], monkeypatch) is not None
+    kernels = {f"benchmarks.kernels.{path.stem}" for path in (ROOT / "benchmarks/kernels").glob("[a-z]*.py")}
+    assert modules == ({"pytest", "benchmarks.compare_reference", *kernels} if device == "cuda" else set())
     text = "".join(step.command for step in steps)
     assert ("--judge" in text) is (device == "cpu")
+
+
+def parsed(module, arguments, monkeypatch):
+    """What a program that uses argparse makes of its command line; it goes no further."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, *given):
+        raise ReachedError(parse(self, *given))
+
+    main = importlib.import_module(module).main
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patch.setattr("sys.argv", [module, *arguments])
+        with pytest.raises(ReachedError) as reached:
+            main()
+    return reached.value.args[0]
+
+
+def reach(arguments, monkeypatch):
+    """A ``vivace`` command up to the call of what measures, whose own checks of its settings are made here."""
+    name = arguments[1] if arguments[0] == "bench" else arguments[0]
+    if name in ("batch", "random-checkpoint"):
+        understand(app, arguments)
+        return
+    module = importlib.import_module(f"vivace.bench.{name}")
+    signature = inspect.signature(module.run)
+
+    def run(*given, **named):
+        raise ReachedError(signature.bind(*given, **named).arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run", run)
+        patch.setattr(ladder_judge, "WhisperJudge", object)  # needs packages that may not be there
+        with pytest.raises(ReachedError) as reached:
+            typer.main.get_command(app)(arguments, standalone_mode=False)
+    found = reached.value.args[0]
+    if name == "serving":
+        found["settings"].check()
+    elif name == "llm":
+        module._check(found["batches"], found["context"], found["runs"], found["choices"])
+    elif name == "ladder":
+        module._check(found["runs"], found["rungs"])
+    elif name == "throughput":
+        module.check(found["batches"], found["requests"])
 
 
 def understand(app, arguments):
@@ -252,7 +129,7 @@ def understand(app, arguments):
 def test_the_command_on_this_machine_ends_with_status_and_document(tmp_path, monkeypatch, capsys):
     steps = [
         Step("fine", 0, 20, counted("fine")),
-        Step("wrong-1", 0, 20, script("raise SystemExit(2)")),
+        Step("wrong-1", 0, 20, script("print('all went well until here'); raise SystemExit(2)")),
     ]
     monkeypatch.setattr(publish, "cpu_steps", lambda judge: steps)
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out")]
@@ -270,15 +147,17 @@ def test_the_command_on_this_machine_ends_with_status_and_document(tmp_path, mon
         ("wrong-1", "failed", False),
     ]
     assert "done before" in printed
+    assert "the end of wrong-1.txt:\n  all went well until here\n" in printed
+    assert "done 1, failed 1; left: nothing" in printed
     assert "there is no step nothing" in complained
     jobs = [json.loads(line) for line in (tmp_path / "out" / "jobs.jsonl").read_text().splitlines()]
     assert len({job["id"] for job in jobs}) == len({job["text"] for job in jobs}) == publish.JOBS
 
 
-def test_a_reason_in_brackets_is_shown_as_it_is():
+def test_a_reason_in_brackets_is_shown_as_it_is(tmp_path):
     file = io.StringIO()
     failed = Outcome("bad", "failed", 1.5, "exit status 1: [Errno 28] no space [/]")
-    publish.show([failed], Console(file=file, width=150))
+    publish.show([failed], tmp_path, Console(file=file, width=150))
     assert "exit status 1: [Errno 28] no space [/]" in file.getvalue()
 
 
@@ -287,17 +166,22 @@ def test_a_run_that_is_ended_takes_its_step_along_and_remembers_it(tmp_path):
         "import sys; from pathlib import Path; from benchmarks import publish; from benchmarks.steps import Step\n"
         'slow = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"\n'
         "publish.cpu_steps = lambda judge: [Step('slow', 0, 60, f\"python -c '{slow}'\")]\n"
-        f"publish.main(['--device', 'cpu', '--out', {str(tmp_path)!r}])\n"
+        f"sys.exit(publish.main(['--device', 'cpu', '--out', {str(tmp_path)!r}]))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         output = tmp_path / "slow.txt"
         ends = time.monotonic() + 60
         while not (output.exists() and output.read_text().endswith("\n")) and time.monotonic() < ends:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) != 0
+        assert process.wait(20) == publish.INTERRUPTED
+        printed = process.stdout.read()
     assert not is_running(int(output.read_text()))
-    assert json.loads((tmp_path / "steps.json").read_text())["slow"]["state"] == "begun"
+    kept = json.loads((tmp_path / "steps.json").read_text())["slow"]
+    assert (kept["state"], kept["reason"]) == ("left", "was interrupted")
+    assert "left 1; left: slow" in printed
 
 
 def test_rows_do_not_make_a_checkout_dirty(tmp_path, monkeypatch):
