@@ -16,7 +16,7 @@ from vivace.models.host_pages import HostFrames
 
 NORMAL_SWAPS = replace(NORMAL, running=10, flow_pages=40, host_pages=60)
 TIGHT_SWAPS = replace(TIGHT, running=10, host_pages=20)
-CACHE_SWAPS = replace(TIGHT, running=12, kv_pages=40, flow_pages=200, host_pages=200)
+CACHE_SWAPS = replace(TIGHT, running=12, kv_pages=40, flow_pages=200, host_pages=200, host_cache=40)
 SWAPS = replace(POLICY, max_pending_chunks=5, swap_out_ms=3000, swap_in_ms=1500)
 NOTHING = -1
 """What is in a page until its contents have come."""
@@ -103,6 +103,8 @@ class SwapWorld(World):
     def update(self, caller: Caller) -> None:
         super().update(caller)
         caller.ticket.tokens_under_way = 0 if caller not in self.decoding else caller.in_flight
+        lease = caller.lease
+        caller.ticket.cached_pages = 0 if lease is None else len(lease.pages) + lease.num_away
 
     # -- copies ------------------------------------------------------------------------------------------------
 
@@ -173,7 +175,10 @@ class SwapWorld(World):
         held = sum(len(away.frames) for away in self.away.values())
         require(self.host.num_free + held == self.capacity.host_pages, "host pages lost")
         requests = self.scheduler.requests
+        cached = sum(len(away.cache) for away in self.away.values())
         require(requests.host_used == held, "the scheduler's host pages are not the engine's")
+        require(requests.host_cache_used == cached, "the scheduler's pages of the cache are not the engine's")
+        require(cached <= self.capacity.host_cache, "more of the cache in host memory than there is room for")
         require(requests.num_away == len(self.away), "requests lost in host memory")
         require(all(caller.end == "" for caller in self.away), "pages of nobody in host memory")
 

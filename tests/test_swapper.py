@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers import noise_voice, quiet_engine
 from tests.test_company import OPTIONS, take_all
@@ -21,9 +23,12 @@ from vivace.engine.device_stages import DeviceStages
 from vivace.engine.engine import _gb_bytes
 from vivace.engine.kv_cache import RowPool
 from vivace.engine.scheduler import Place, Policy, Scheduler
+from vivace.engine.swapper import CACHE_TOKENS, Swapper, cache_page_bytes
 from vivace.errors import OverloadedError
+from vivace.models import host_pages
 from vivace.models.flow_pages import PagePool
-from vivace.models.host_pages import HostFrames
+from vivace.models.host_pages import HostFrames, frames_within, slab_frames
+from vivace.models.lm_launches import PAGE_TOKENS
 from vivace.models.unet_device import DeviceUNetFlow
 from vivace.models.unet_pages import UNetPages
 
@@ -42,8 +47,9 @@ def open_engine(random_model_folder):
         engine = quiet_engine(random_model_folder, scheduler=Scheduler(policy), **OPTIONS)
         assets = engine._assets
         stages = DeviceStages.build(assets.model, assets.limits, max_rows=ROWS, deterministic=True)
-        frame_bytes = stages.flow.paged.pool.frame_bytes
         stages.capacity = replace(stages.capacity, flow_pages=flow_pages, **capacity)
+        per_page = -(-CACHE_TOKENS * stages.capacity.chunk_tokens // PAGE_TOKENS)
+        frame_bytes = stages.flow.paged.pool.frame_bytes + per_page * cache_page_bytes(stages.lm)
         engine.use_device(stages, host_pages * frame_bytes)
         engines.append(engine)
         return engine
@@ -53,7 +59,10 @@ def open_engine(random_model_folder):
         requests = engine._scheduler.requests
         assert engine.num_running == 0
         assert (requests.host_used, requests.num_away, requests.kv_used, requests.held) == (0, 0, 0, 0)
-        assert engine._stages.swapper._frames.num_free == engine._stages.swapper.num_frames
+        assert requests.host_cache_used == 0
+        swapper = engine._stages.swapper
+        assert swapper._frames.num_free == swapper.num_frames == engine.gauges()["host_pages_total"]
+        assert swapper._cache.num_free == swapper.num_cache_frames > 0
         engine._stages._device.lm.rows.check()
         engine.close()
 
@@ -107,9 +116,11 @@ def test_what_comes_back_is_bit_equal_and_the_samples_are_the_same(open_engine):
                 pass  # until nothing is under way
             if live.segment is not None:
                 before, places = contents(engine, live), where(live)
+                cached = live.segment.lm.num_cached_pages
                 engine._stages.swapper.leave(live)
                 assert engine._stages.swapper.arrived() == [live]
                 assert where(live) == (places[0][: live.ticket.prompt_pages], [])
+                assert live.segment.lm.num_cached_pages == cached > 0  # the scheduler counts them wherever they are
                 # Others take what became free, and write into it.
                 taken, row = [*taken, *pool.take_many(3)], rows.open(40)
                 for page in taken:
@@ -153,6 +164,53 @@ def test_pages_of_both_flows_on_their_way(random_model_folder):
     assert caught.value.code == "out_of_memory"
     frames.give_back(held)
     assert frames.num_free == 3
+
+
+@given(st.integers(1, 300), st.integers(0, 40_000))
+def test_locked_memory_stays_within_what_was_given(frame_bytes, num_bytes):
+    """Though it is taken in powers of two: none of it for nothing, and hardly any is left out."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(host_pages, "SLAB_BYTES", 1024)
+        frames = frames_within(num_bytes, frame_bytes, is_pinned=True)
+        slabs = slab_frames(frames, frame_bytes)
+    assert sum(slabs) == frames <= frames_within(num_bytes, frame_bytes, is_pinned=False)
+    locked = [1 << (count * frame_bytes - 1).bit_length() for count in slabs]
+    assert sum(locked) <= num_bytes
+    assert max(locked, default=0) <= 1024
+    assert num_bytes - sum(locked) < 1 << (frame_bytes - 1).bit_length()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 7.3, 40.0])
+def test_all_host_memory_is_taken_at_once_and_no_more_than_given(open_engine, monkeypatch, share):
+    """Pages of the flow and of the speech LM's cache; a move takes none."""
+    engine = open_engine()
+    device = engine._stages._device
+    limit = int(share * device.flow.paged.pool.frame_bytes)
+    swapper = Swapper.open(device, limit)
+    if share < 1:
+        assert swapper is None
+        return
+    kinds = swapper._frames, swapper._cache
+    assert 0 < sum(kind.num_frames * kind.frame_bytes for kind in kinds) <= limit
+    assert swapper.num_cache_frames >= 2 * swapper.num_frames
+    slow, other = crowd(engine)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: 1 // 0)
+    step_until(engine, lambda: any(place(live) is Place.HOST for live in slow))
+    for live in (*slow, other):
+        engine.cancel(live)
+
+
+def test_without_room_for_the_cache_in_host_memory_they_wait(open_engine):
+    """The planner counts it, so that nothing begins to move which has no room."""
+    engine = open_engine()
+    engine._scheduler.requests.capacity = replace(engine._scheduler.requests.capacity, host_cache=1)
+    slow, other = crowd(engine)
+    for _ in range(50):
+        engine.step()
+    assert {place(live) for live in slow} == {Place.DEVICE}
+    assert engine._scheduler.capacity.host_pages  # swapping has not been given up
+    for live in (*slow, other):
+        engine.cancel(live)
 
 
 def test_a_frame_holds_parts_of_several_kinds():

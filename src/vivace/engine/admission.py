@@ -48,7 +48,7 @@ class Admission:
     Attributes:
         running: requests that may hold state, by id. queue: the others, oldest first.
         num_due: requests that cannot come back from host memory for want of room: nobody starts before them.
-        host_used: pages of the flow in host memory, or promised a place there.
+        host_used: pages of the flow in host memory, or promised a place there; host_cache_used: of the cache.
         num_away: requests whose pages are there, or on the way there or back.
         swaps_out, swaps_in: requests whose pages have gone there, and come back, so far.
     """
@@ -60,7 +60,7 @@ class Admission:
         self.queue: dict[int, Ticket] = {}
         self.kv_used = 0
         self.typical_used = 0
-        self.num_due = self.num_away = self.host_used = 0
+        self.num_due = self.num_away = self.host_used = self.host_cache_used = 0
         self.swaps_out = self.swaps_in = 0
         self._finishes: deque[int] = deque(maxlen=LEARNED_FROM)
         self._shares: deque[int] = deque(maxlen=LEARNED_FROM)
@@ -115,7 +115,7 @@ class Admission:
             if ticket.place is not Place.HOST:
                 self.kv_used -= ticket.kv_pages
                 self.typical_used -= ticket.typical_pages
-            self.host_used -= ticket.swapped_pages
+            self._leave_host(ticket)
             self.num_away -= ticket.place is not Place.DEVICE
             if finished_ms is not None:
                 self._finishes.append(finished_ms)
@@ -172,6 +172,8 @@ class Admission:
         assert self.kv_used == sum(ticket.kv_pages for ticket in here), "cache pages lost"
         assert self.typical_used == sum(ticket.typical_pages for ticket in here), "flow pages lost"
         assert self.host_used == sum(away) <= self.capacity.host_pages, "host pages lost"
+        cached = sum(ticket.swapped_cache for ticket in self.running.values())
+        assert self.host_cache_used == cached <= self.capacity.host_cache, "cache pages lost in host memory"
         for ticket in islice(self.queue.values(), 0 if self.num_due else 1):
             assert not self.fits(ticket), "a request waits though there is room"
 
@@ -215,7 +217,10 @@ class Admission:
         """Whether host memory has room for their pages, the others can end without them, and then all that are there
         one after the other."""
         pages = sum(ticket.held_pages - ticket.prompt_pages for ticket in tickets)
+        cached = sum(ticket.cached_pages for ticket in tickets)
         if self.host_used + pages > self.capacity.host_pages:
+            return False
+        if self.host_cache_used + cached > self.capacity.host_cache:
             return False
         here, away = [], []
         for other in self.running.values():
@@ -233,14 +238,21 @@ class Admission:
         self.num_away += 1
         ticket.swapped_pages = ticket.held_pages - ticket.prompt_pages
         self.host_used += ticket.swapped_pages
+        ticket.swapped_cache = ticket.cached_pages
+        self.host_cache_used += ticket.swapped_cache
 
     def stay(self, ticket: Ticket) -> None:
         """After ``leave``: its pages could not be sent, and are where they were."""
         assert ticket.place is Place.LEAVING, "it was not about to leave"
         ticket.place = Place.DEVICE
         self.num_away -= 1
+        self._leave_host(ticket)
+
+    def _leave_host(self, ticket: Ticket) -> None:
+        """What was kept for it there is free."""
         self.host_used -= ticket.swapped_pages
-        ticket.swapped_pages = 0
+        self.host_cache_used -= ticket.swapped_cache
+        ticket.swapped_pages = ticket.swapped_cache = 0
 
     def come_back(self, ticket: Ticket) -> None:
         """Its pages begin to come back, which ``fits``; until ``moved`` they are held in both places."""
@@ -262,8 +274,7 @@ class Admission:
             assert ticket.place is Place.RETURNING, "it was not on its way"
             ticket.place = Place.DEVICE
             self.num_away -= 1
-            self.host_used -= ticket.swapped_pages
-            ticket.swapped_pages = 0
+            self._leave_host(ticket)
             self.swaps_in += 1
 
 

@@ -246,6 +246,12 @@ class DeviceLMSession:
         return self._length
 
     @property
+    def num_cached_pages(self) -> int:
+        """Pages that hold them, wherever they are."""
+        lease = self._lease
+        return min(len(lease.pages) + lease.num_away, self._length // PAGE_TOKENS + 1)
+
+    @property
     def next_launch(self) -> int:
         """Number of the launch that ``collect`` waits for first; 0: there is none."""
         return self._launches[0][0].number if self._launches else 0

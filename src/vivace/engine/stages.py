@@ -125,8 +125,10 @@ class Stages:
         """What there is room for."""
         if self._device is None:
             return Capacity()
+        if self.swapper is None:
+            return self._device.capacity
         return replace(
-            self._device.capacity, host_pages=0 if self.swapper is None else self.swapper.num_frames
+            self._device.capacity, host_pages=self.swapper.num_frames, host_cache=self.swapper.num_cache_frames
         )
 
     def warm_up(self) -> None:
@@ -274,7 +276,9 @@ class Stages:
         held: Any = None if segment is None else segment.flow
         ticket.hold(max(ticket.prompt_pages, len(held.pages) if isinstance(held, PagedStream) else 0))
         row = None if segment is None else segment.lm
-        ticket.tokens_under_way = row.tokens_under_way if isinstance(row, DeviceLMSession) else 0
+        ticket.tokens_under_way = ticket.cached_pages = 0
+        if isinstance(row, DeviceLMSession):
+            ticket.tokens_under_way, ticket.cached_pages = row.tokens_under_way, row.num_cached_pages
         if segment is None and live.given_tokens is not None:
             ticket.tokens_until_audio, ticket.waits_for_text, ticket.is_complete = 0, False, True
         elif segment is None:

@@ -2,6 +2,7 @@
 
 Copies go on a CUDA stream of their own, behind what was launched before them, and nobody waits: the scheduler hears
 when a move has ended (``arrived``), and until then the pages are held in both places. What comes back is bit-equal.
+All host memory is taken and locked when the swapper is opened: no move waits for more of it, and there is no more.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import torch
 from torch import Tensor
 
 from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_device
-from vivace.engine.lm_device import DeviceLMSession
+from vivace.engine.lm_device import DeviceLMSession, LMDevice
 from vivace.models.flow_paged import PagedStream
-from vivace.models.host_pages import HostFrames
+from vivace.models.host_pages import HostFrames, frames_within
 from vivace.models.lm_launches import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from vivace.engine.live import LiveRequest
+
+CACHE_TOKENS = 3
+"""Positions of the speech LM's cache that there is room for in host memory, per token that the flow's pages there hold:
+speech and its text, and the voice's prompt, of which the flow's pages stay on the device."""
 
 
 @dataclass(slots=True)
@@ -29,13 +34,13 @@ class _Move:
     """A request whose pages are in host memory, or on the way.
 
     Attributes:
-        frames: of its flow's pages. cache: keys and values of its row, ``[layers, 2, pages, ...]``.
+        frames: of its flow's pages. cache: of those of its row.
         is_under_way: a copy was begun and its end was not noticed; done: when it ends, on a GPU.
     """
 
     live: LiveRequest
     frames: list[int] = field(default_factory=list)
-    cache: Tensor | None = None
+    cache: list[int] = field(default_factory=list)
     goes_out: bool = True
     is_under_way: bool = True
     done: torch.cuda.Event | None = None
@@ -46,12 +51,13 @@ class Swapper:
 
     Args:
         device: the stages, whose flow has pages.
-        frames: host memory for pages of the flow. The rows of the speech LM's cache lie beside it: they are small.
+        frames: host memory for pages of the flow. cache: for those of the speech LM's cache.
     """
 
-    def __init__(self, device: DeviceStages, frames: HostFrames) -> None:
+    def __init__(self, device: DeviceStages, frames: HostFrames, cache: HostFrames) -> None:
         assert isinstance(device.flow, DeviceFlowRunner), "only pages can be moved"
-        self._flow, self._lm, self._frames = device.flow.paged, device.lm, frames
+        self._flow, self._lm = device.flow.paged, device.lm
+        self._frames, self._cache = frames, cache
         self._moves: dict[int, _Move] = {}
         where = self._flow.device
         self._stream: torch.cuda.Stream | None = None
@@ -65,17 +71,27 @@ class Swapper:
         if not isinstance(device.flow, DeviceFlowRunner):
             return None
         flow = device.flow.paged
-        num_frames = num_bytes // flow.pool.frame_bytes
-        if not num_frames:
+        is_pinned = flow.device.type == "cuda"
+        page_bytes, cache_bytes = flow.pool.frame_bytes, cache_page_bytes(device.lm)
+        per_page = -(-CACHE_TOKENS * device.capacity.chunk_tokens // PAGE_TOKENS)
+        for_cache = num_bytes // (page_bytes + per_page * cache_bytes) * per_page * cache_bytes
+        num_cache = frames_within(for_cache, cache_bytes, is_pinned=is_pinned)
+        num_frames = frames_within(num_bytes - for_cache, page_bytes, is_pinned=is_pinned)
+        if not num_frames or not num_cache:
             return None
         with on_device(flow.device):
-            frames = HostFrames(num_frames, flow.pool.frame_bytes, is_pinned=flow.device.type == "cuda")
-            return cls(device, frames)
+            frames = HostFrames(num_frames, page_bytes, is_pinned=is_pinned)
+            return cls(device, frames, HostFrames(num_cache, cache_bytes, is_pinned=is_pinned))
 
     @property
     def num_frames(self) -> int:
         """Pages of the flow that there is room for."""
         return self._frames.num_frames
+
+    @property
+    def num_cache_frames(self) -> int:
+        """Pages of the speech LM's cache that there is room for."""
+        return self._cache.num_frames
 
     def leave(self, live: LiveRequest) -> None:
         """Begins to copy a request's pages. Nothing of it may be under way.
@@ -84,15 +100,17 @@ class Swapper:
             SynthesisError, RuntimeError: host memory is full, or cannot be used; nothing has changed.
         """
         move = _Move(live)
-        pages = self._own_pages(live)
-        move.frames = self._frames.take_many(len(pages))
+        pages, row = self._own_pages(live), _row_of(live)
         try:
+            move.frames = self._frames.take_many(len(pages))
+            move.cache = self._cache.take_many(0 if row is None else row.num_cached_pages)
             with self._copying(move):
                 for frame, page in zip(move.frames, pages, strict=True):
                     self._frames.store(frame, self._flow.pool.parts(page))
-                move.cache = self._save_cache(live)
+                if row is not None:
+                    self._save_cache(row, move.cache)
         except BaseException:
-            self._frames.give_back(move.frames)
+            self._give_back(move)
             raise
         self._moves[live.request_id] = move
 
@@ -105,26 +123,26 @@ class Swapper:
             return
         if isinstance(segment.flow, PagedStream):
             self._flow.lengthen(segment.flow, len(move.frames))
-        if isinstance(segment.lm, DeviceLMSession):
-            self._lm.rows.return_to(segment.lm.lease)
+        row = _row_of(live)
+        if row is not None:
+            self._lm.rows.return_to(row.lease)
+            self._lm.paged.set_pages(row.lease.slot, row.lease.pages)
         with self._copying(move):
             for frame, page in zip(move.frames, self._own_pages(live), strict=True):
                 self._frames.load(frame, self._flow.pool.parts(page))
-            self._load_cache(live, move.cache)
+            if row is not None:
+                self._load_cache(row, move.cache)
 
     def arrived(self) -> list[LiveRequest]:
         """Requests whose pages have all been copied since the last call. Those that left are free from now on."""
         ended = [move for move in self._moves.values() if move.is_under_way and _has_ended(move)]
         for move in ended:
             move.is_under_way, move.done = False, None
-            segment = move.live.segment
-            row = segment.lm if segment is not None and isinstance(segment.lm, DeviceLMSession) else None
             if not move.goes_out:
                 del self._moves[move.live.request_id]
-                self._frames.give_back(move.frames)
-                if row is not None:
-                    self._lm.paged.set_pages(row.lease.slot, row.lease.pages)
+                self._give_back(move)
                 continue
+            segment, row = move.live.segment, _row_of(move.live)
             if segment is not None and isinstance(segment.flow, PagedStream):
                 self._flow.shorten(segment.flow, move.live.ticket.prompt_pages)
             if row is not None:
@@ -137,7 +155,7 @@ class Swapper:
         if move is None:
             return
         # The next copy into these frames comes behind the one from or to them: all are on one CUDA stream.
-        self._frames.give_back(move.frames)
+        self._give_back(move)
         if move.done is not None and not move.goes_out:  # what is launched into its pages must come behind it
             self._rendering.wait_event(move.done)
             if self._lm.paged.stream is not None:
@@ -149,27 +167,25 @@ class Swapper:
         stream = None if live.segment is None else live.segment.flow
         return stream.pages[live.ticket.prompt_pages :] if isinstance(stream, PagedStream) else []
 
-    def _save_cache(self, live: LiveRequest) -> Tensor | None:
-        session = None if live.segment is None else live.segment.lm
-        if not isinstance(session, DeviceLMSession):
-            return None
-        pool, pages = self._lm.paged.pool, session.lease.pages
-        rows = pool.index_select(2, self._on_device(pages[: session.num_positions // PAGE_TOKENS + 1]))
-        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._stream is not None)
-        return host.copy_(rows, non_blocking=True)
+    def _give_back(self, move: _Move) -> None:
+        self._frames.give_back(move.frames)
+        self._cache.give_back(move.cache)
 
-    def _load_cache(self, live: LiveRequest, cache: Tensor | None) -> None:
-        session = None if live.segment is None else live.segment.lm
-        if cache is None or not isinstance(session, DeviceLMSession):
-            return
-        pool, pages = self._lm.paged.pool, session.lease.pages
-        used = self._on_device(pages[: cache.shape[2]])
-        pool.index_copy_(2, used, cache.to(pool.device, non_blocking=True))
+    def _save_cache(self, row: DeviceLMSession, frames: list[int]) -> None:
+        pages = self._lm.paged.pool.movedim(2, 0).index_select(0, self._page_numbers(row, len(frames)))
+        for frame, page in zip(frames, pages, strict=True):
+            self._cache.store(frame, [page])
 
-    def _on_device(self, pages: list[int]) -> Tensor:
-        """Numbers of pages, on the device. In locked memory before: else the host would wait for all earlier copies."""
-        numbers = torch.tensor(pages, pin_memory=self._stream is not None)
-        return numbers.to(self._lm.paged.pool.device, non_blocking=True)
+    def _load_cache(self, row: DeviceLMSession, frames: list[int]) -> None:
+        pool = self._lm.paged.pool.movedim(2, 0)
+        pages = torch.empty((len(frames), *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
+        for frame, page in zip(frames, pages, strict=True):
+            self._cache.load(frame, [page])
+        pool.index_copy_(0, self._page_numbers(row, len(frames)), pages)
+
+    def _page_numbers(self, row: DeviceLMSession, count: int) -> Tensor:
+        """Of the row's first pages, on the device, where they are known: nothing is copied for it."""
+        return self._lm.paged.table[row.lease.slot, :count].long()
 
     @contextmanager
     def _copying(self, move: _Move) -> Iterator[None]:
@@ -184,6 +200,18 @@ class Swapper:
             yield
             move.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             move.done.record()
+
+
+def cache_page_bytes(lm: LMDevice) -> int:
+    """Memory of a page of the speech LM's cache: keys and values of all layers."""
+    page = lm.paged.pool[:, :, 0]
+    return page.numel() * page.element_size()
+
+
+def _row_of(live: LiveRequest) -> DeviceLMSession | None:
+    """The request's row of the speech LM, if it has one."""
+    row = None if live.segment is None else live.segment.lm
+    return row if isinstance(row, DeviceLMSession) else None
 
 
 def _has_ended(move: _Move) -> bool:

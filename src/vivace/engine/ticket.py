@@ -30,9 +30,10 @@ class Ticket:
         flow_pages: of the flow's memory, likewise; likely_pages: by the length of its text.
         typical_pages: what it is counted for while it runs; set by the scheduler.
         held_pages, most_held: of the flow's memory, now and at most so far.
+        cached_pages: of the speech LM's cache, those with contents, while nothing is under way.
         prompt_pages: those of the voice's prompt, which it may hold from its start to its end; they never leave.
         place: where the others are, and the pages of the speech LM's cache.
-        swapped_pages: of the flow's memory, in host memory or on the way there or back.
+        swapped_pages: of the flow's memory, in host memory or on the way there or back; swapped_cache: of the cache.
         tokens_under_way: queued on the device and not taken; meanwhile its pages cannot leave.
         submitted_ms, first_ms: when it came; when its first chunk was handed over (-1: not yet).
         audio_ms: audio handed over.
@@ -53,9 +54,11 @@ class Ticket:
     typical_pages: int = 0
     held_pages: int = 0
     most_held: int = 0
+    cached_pages: int = 0
     prompt_pages: int = 0
     place: Place = Place.DEVICE
     swapped_pages: int = 0
+    swapped_cache: int = 0
     tokens_under_way: int = 0
     submitted_ms: int = 0
     first_ms: int = -1
@@ -91,6 +94,7 @@ class Capacity:
         running: requests that may hold state at once; queue: those that may wait beyond them.
         kv_pages, flow_pages: pages there are for requests.
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
+        host_cache: pages of the speech LM's cache that it has room for.
         chunk_tokens: speech tokens of a chunk.
     """
 
@@ -102,6 +106,7 @@ class Capacity:
     kv_pages: int = 1 << 60
     flow_pages: int = 1 << 60
     host_pages: int = 0
+    host_cache: int = 1 << 60
     chunk_tokens: int = 25
 
 

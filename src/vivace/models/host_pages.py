@@ -13,7 +13,35 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 
 SLAB_BYTES = 2 * 1024**3
-"""Memory is locked in pieces of at most this size: PyTorch rounds each up to a power of two."""
+"""Memory is locked in pieces of at most this size, each a power of two: PyTorch would round any other up to one."""
+
+
+def frames_within(num_bytes: int, frame_bytes: int, *, is_pinned: bool) -> int:
+    """Frames that no more than ``num_bytes`` are taken for.
+
+    Args:
+        is_pinned: locked memory, which comes in powers of two.
+    """
+    if not is_pinned:
+        return num_bytes // frame_bytes
+    frames, size = num_bytes // SLAB_BYTES * (SLAB_BYTES // frame_bytes), SLAB_BYTES // 2
+    while size >= frame_bytes:
+        frames += bool(num_bytes & size) * (size // frame_bytes)
+        size //= 2
+    return frames
+
+
+def slab_frames(num_frames: int, frame_bytes: int) -> list[int]:
+    """Frames of each slab: as many as a power of two holds, so that none of it is taken for nothing."""
+    slabs, size = [], max(SLAB_BYTES, 1 << (frame_bytes - 1).bit_length())
+    while num_frames:
+        count = size // frame_bytes
+        if count and (count <= num_frames or size // 2 < frame_bytes):
+            slabs.append(min(count, num_frames))
+            num_frames -= slabs[-1]
+        else:
+            size //= 2
+    return slabs
 
 
 class HostFrames:
@@ -26,13 +54,11 @@ class HostFrames:
 
     def __init__(self, num_frames: int, frame_bytes: int, *, is_pinned: bool) -> None:
         self.num_frames, self.frame_bytes = num_frames, frame_bytes
-        self._per_slab = max(1, SLAB_BYTES // frame_bytes)
-        self._slabs = [
-            torch.empty(
-                min(self._per_slab, num_frames - first), frame_bytes, dtype=torch.uint8, pin_memory=is_pinned
-            )
-            for first in range(0, num_frames, self._per_slab)
+        slabs = [
+            torch.empty(count, frame_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+            for count in slab_frames(num_frames, frame_bytes)
         ]
+        self._frames = [frame for slab in slabs for frame in slab]
         self._free = list(range(num_frames - 1, -1, -1))
 
     @property
@@ -65,7 +91,7 @@ class HostFrames:
             part.copy_(place, non_blocking=True)
 
     def _places(self, frame: int, parts: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
-        memory, start = self._slabs[frame // self._per_slab][frame % self._per_slab], 0
+        memory, start = self._frames[frame], 0
         for part in parts:
             assert part.is_contiguous(), "pages lie in one piece, or in several"
             flat = part.view(-1).view(torch.uint8)
