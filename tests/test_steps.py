@@ -190,7 +190,7 @@ def test_rows_of_an_earlier_run_are_added_later_and_once(tmp_path):
     results.mkdir()
     (results / "toy.jsonl").write_text('{"bench": "toy", "older": 1}\n')
     for _ in range(2):
-        found = run(steps, out, results=results, commit="def5678", limit_s=0)
+        found = run(steps, out, results=results, commit="def5678")
         assert (found["one"].state, found["two"].state) == ("done", "done")
     older, *rows_of_file = map(json.loads, (results / "toy.jsonl").read_text().splitlines())
     assert older["older"] == 1
