@@ -120,7 +120,8 @@ def test_what_comes_back_is_bit_equal_and_the_samples_are_the_same(open_engine):
                 engine._stages.swapper.leave(live)
                 assert engine._stages.swapper.arrived() == [live]
                 assert where(live) == (places[0][: live.ticket.prompt_pages], [])
-                assert live.segment.lm.num_cached_pages == cached > 0  # the scheduler counts them wherever they are
+                # The scheduler counts them wherever they are.
+                assert live.segment.lm.num_cached_pages == cached > 0
                 # Others take what became free, and write into it.
                 taken, row = [*taken, *pool.take_many(3)], rows.open(40)
                 for page in taken:

@@ -128,7 +128,9 @@ class Stages:
         if self.swapper is None:
             return self._device.capacity
         return replace(
-            self._device.capacity, host_pages=self.swapper.num_frames, host_cache=self.swapper.num_cache_frames
+            self._device.capacity,
+            host_pages=self.swapper.num_frames,
+            host_cache=self.swapper.num_cache_frames,
         )
 
     def warm_up(self) -> None:
