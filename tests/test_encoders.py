@@ -155,3 +155,25 @@ def test_a_long_stream_keeps_no_bytes():
         encoder.encode(_tone(0.5))
     assert len(encoder._sink._bytes) == 0
     encoder.finish()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_takes_the_rate_of_cosyvoice_300m(name):
+    """Opus has no 22,050 Hz: it gets 24,000, and the tone keeps its pitch."""
+    time = np.arange(22_050) / 22_050
+    tone = (0.4 * np.sin(2 * np.pi * 441.0 * time)).astype(np.float32)
+    encoder = open_encoder(name, 22_050)
+    streamed = encoder.encode(tone[:10_001]) + encoder.encode(tone[10_001:]) + encoder.finish()
+    for data in (streamed, encode_whole(name, 22_050, tone)):
+        samples, rate_hz = decode_audio(data, LIMITS)
+        assert rate_hz == (24_000 if name == "opus" else 22_050)
+        inner = samples[rate_hz // 4 : 3 * rate_hz // 4]
+        assert np.argmax(np.abs(np.fft.rfft(inner))) * rate_hz / len(inner) == pytest.approx(441.0, abs=2.5)
+
+
+def test_another_rate_out_is_the_same_in_pieces_and_whole():
+    tone = _tone(1.0)
+    encoder = open_encoder("pcm", RATE, 16_000)
+    pieces = b"".join(encoder.encode(tone[at : at + 777]) for at in range(0, RATE, 777)) + encoder.finish()
+    assert pieces == encode_whole("pcm", RATE, tone, 16_000)
+    assert len(pieces) == 2 * 16_000

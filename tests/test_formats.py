@@ -199,3 +199,15 @@ def test_a_finished_file_says_that_it_is_synthetic(tmp_path, suffix):
         assert struct.unpack("<I", data[40:44])[0] == 2 * 7_001
         with wave.open(str(path)) as read:
             assert read.readframes(10_000) == data[44 : 44 + 2 * 7_001]
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3", ".ogg", ".opus"])
+def test_every_file_takes_the_rate_of_cosyvoice_300m(tmp_path, suffix):
+    """Opus has no 22,050 Hz: it gets 24,000."""
+    path = tmp_path / f"a{suffix}"
+    with open_writer(path, 22_050) as writer:
+        for _ in range(2):
+            writer.write(0.5 * np.sin(np.arange(22_050, dtype=np.float32) / 10))
+    decoded, rate_hz = soundfile.read(path, dtype="float32")
+    assert len(decoded) / rate_hz == pytest.approx(2.0, abs=0.1)
+    assert np.abs(decoded[rate_hz // 4 : rate_hz]).max() == pytest.approx(0.5, abs=0.05)

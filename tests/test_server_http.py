@@ -443,3 +443,17 @@ def test_answers_are_closed_when_the_reader_is_done(server):
     with server.connect() as connection:
         connection.sendall(post({"input": "Hi.", "response_format": "pcm"}, headers=("Connection: close",)))
         assert read_all(connection).endswith(b"0\r\n\r\n")
+
+
+def test_pcm_has_openais_rate_whatever_the_models(client, server):
+    """Its clients play it at 24 kHz unasked; the other formats say their rate."""
+    whole = _speak(client, response_format="pcm", stream=False)
+    server.service.sample_rate_hz = 12_000  # the script's samples last twice as long then
+    try:
+        for stream in (True, False):
+            answer = _speak(client, response_format="pcm", stream=stream)
+            assert answer.headers["x-sample-rate"] == "24000"
+            assert len(answer.content) == 2 * len(whole.content)
+        assert _speak(client, response_format="wav").headers["x-sample-rate"] == "12000"
+    finally:
+        server.service.sample_rate_hz = RATE

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import soundfile
+import soxr
 
 from vivace.audio.formats import (
     BLOCK_SECONDS,
@@ -26,6 +27,7 @@ from vivace.audio.formats import (
     SOFTWARE,
     UNKNOWN_SIZE,
     description_chunk,
+    opus_rate_hz,
     pcm16,
     wav_header,
 )
@@ -217,6 +219,21 @@ class AacEncoder(StreamEncoder):
         return self._sink.take()
 
 
+class ResamplingEncoder(StreamEncoder):
+    """Brings samples to another rate in front of an encoder; any split of the samples gives the same result."""
+
+    def __init__(self, inner: StreamEncoder, rate_in_hz: int, rate_out_hz: int) -> None:
+        self._inner = inner
+        self._resampler = soxr.ResampleStream(rate_in_hz, rate_out_hz, 1, dtype="float32", quality="HQ")
+
+    def encode(self, samples: Float32) -> bytes:
+        return self._inner.encode(self._resampler.resample_chunk(samples))
+
+    def finish(self) -> bytes:
+        rest = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        return self._inner.encode(rest) + self._inner.finish()
+
+
 def check_stream_format(name: str) -> StreamFormat:
     """The format of that name, if this installation can make it.
 
@@ -232,36 +249,46 @@ def check_stream_format(name: str) -> StreamFormat:
     return name
 
 
-def open_encoder(name: str, rate_hz: int) -> StreamEncoder:
+def open_encoder(name: str, rate_hz: int, out_hz: int | None = None) -> StreamEncoder:
     """An encoder for a stream of mono samples.
+
+    Args:
+        rate_hz: of the samples that go in.
+        out_hz: of the audio that comes out; ``rate_hz`` if None, for Opus the next rate that it knows.
 
     Raises:
         InvalidRequestError: ``unsupported_value``.
     """
-    checked = check_stream_format(name)
-    if checked == "pcm":
-        return PcmEncoder()
-    if checked == "wav":
-        return WavEncoder(rate_hz)
-    return AacEncoder(rate_hz) if checked == "aac" else SoundfileEncoder(checked, rate_hz)
+    return _open(check_stream_format(name), rate_hz, out_hz, is_whole=False)
 
 
-def encode_whole(name: str, rate_hz: int, samples: Float32) -> bytes:
-    """A complete file whose header knows its length.
+def encode_whole(name: str, rate_hz: int, samples: Float32, out_hz: int | None = None) -> bytes:
+    """A complete file whose header knows its length; rates as for ``open_encoder``.
 
     Raises:
         InvalidRequestError: ``unsupported_value``. SynthesisError: a sample is NaN or infinite.
     """
     checked = check_stream_format(name)
-    if checked == "wav":
+    if checked == "wav" and out_hz in (None, rate_hz):
         return _whole_wav(rate_hz, pcm16(samples))
-    encoder = (
-        SoundfileEncoder(checked, rate_hz, is_whole=True)
-        if checked in _LIBSNDFILE
-        else open_encoder(checked, rate_hz)
-    )
+    encoder = _open(checked, rate_hz, out_hz, is_whole=True)
     body = encoder.encode(samples)
     return body + encoder.finish()
+
+
+def _open(name: StreamFormat, rate_hz: int, out_hz: int | None, *, is_whole: bool) -> StreamEncoder:
+    out_hz = rate_hz if out_hz is None else out_hz
+    out_hz = opus_rate_hz(out_hz) if name == "opus" else out_hz
+    encoder: StreamEncoder
+    if name == "pcm":
+        encoder = PcmEncoder()
+    elif name == "wav":
+        encoder = WavEncoder(out_hz)
+    elif name == "aac":
+        encoder = AacEncoder(out_hz)
+    else:
+        encoder = SoundfileEncoder(name, out_hz, is_whole=is_whole)
+    return encoder if out_hz == rate_hz else ResamplingEncoder(encoder, rate_hz, out_hz)
 
 
 def _whole_wav(rate_hz: int, pcm: bytes) -> bytes:

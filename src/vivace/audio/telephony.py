@@ -1,13 +1,12 @@
-"""What telephone lines carry: G.711, and sample rates other than the model's."""
+"""What telephone lines carry: G.711."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import soxr
 
-from vivace.audio.encoders import PcmEncoder, StreamEncoder
+from vivace.audio.encoders import PcmEncoder
 from vivace.audio.formats import pcm16
 
 if TYPE_CHECKING:
@@ -17,21 +16,6 @@ if TYPE_CHECKING:
 
 _ULAW_BIAS = 0x84
 _ULAW_CLIP = 32_635
-
-
-class ResamplingEncoder(StreamEncoder):
-    """Brings samples to another rate in front of an encoder; any split of the samples gives the same result."""
-
-    def __init__(self, inner: StreamEncoder, rate_in_hz: int, rate_out_hz: int) -> None:
-        self._inner = inner
-        self._resampler = soxr.ResampleStream(rate_in_hz, rate_out_hz, 1, dtype="float32", quality="HQ")
-
-    def encode(self, samples: Float32) -> bytes:
-        return self._inner.encode(self._resampler.resample_chunk(samples))
-
-    def finish(self) -> bytes:
-        rest = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-        return self._inner.encode(rest) + self._inner.finish()
 
 
 class UlawEncoder(PcmEncoder):

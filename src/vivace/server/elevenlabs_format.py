@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.audio.encoders import PcmEncoder, open_encoder
-from vivace.audio.telephony import AlawEncoder, ResamplingEncoder, UlawEncoder
+from vivace.audio.encoders import ResamplingEncoder, open_encoder
+from vivace.audio.telephony import AlawEncoder, UlawEncoder
 from vivace.server.errors import ServerError
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def open_output(name: str, rate_hz: int) -> StreamEncoder:
     """An encoder for samples of the model's rate."""
     codec, rate = name.split("_")[:2]
     rate_out_hz = int(rate)
-    encoder: StreamEncoder
-    if codec in ("mp3", "opus"):
-        encoder = open_encoder(codec, rate_out_hz)
-    else:
-        encoder = {"pcm": PcmEncoder, "ulaw": UlawEncoder, "alaw": AlawEncoder}[codec]()
+    if codec in ("mp3", "opus", "pcm"):
+        return open_encoder(codec, rate_hz, rate_out_hz)
+    encoder = {"ulaw": UlawEncoder, "alaw": AlawEncoder}[codec]()
     return encoder if rate_out_hz == rate_hz else ResamplingEncoder(encoder, rate_hz, rate_out_hz)

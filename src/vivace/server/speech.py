@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 SMALL_BODY_BYTES = 16 * 1024
 """Up to here a body is read on the event loop; larger ones in a thread."""
+PCM_RATE_HZ = 24_000
+"""OpenAI's, which its clients take for granted, also where the model's is another (CosyVoice-300M)."""
 _PROVENANCE = "x-content-provenance"
 
 
@@ -90,8 +92,13 @@ class SpeechAnswer(Response):
         self._has_started = False
         self._media_type = "text/event-stream" if call.is_events else MEDIA_TYPES[call.format]
 
+    @property
+    def _rate_hz(self) -> int:
+        """Of the audio that is sent; a file of Opus may say another one."""
+        return PCM_RATE_HZ if self._call.format == "pcm" else self._service.sample_rate_hz
+
     def _encoder(self) -> StreamEncoder:
-        return open_encoder(self._call.format, self._service.sample_rate_hz)
+        return open_encoder(self._call.format, self._service.sample_rate_hz, self._rate_hz)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         playback = Playback(self._metrics, "sse" if self._call.is_events else "http")
@@ -144,7 +151,7 @@ class SpeechAnswer(Response):
         await send(_body(body, more=False))
 
     def _whole_body(self, samples: Samples, summary: SynthesisResult) -> bytes:
-        audio = encode_whole(self._call.format, self._service.sample_rate_hz, samples)
+        audio = encode_whole(self._call.format, self._service.sample_rate_hz, samples, self._rate_hz)
         return audio if not self._call.is_events else delta_event(audio) + done_event(summary)
 
     async def _send_stream(self, scope: Scope, send: Send, stream: ServiceStream, playback: Playback) -> None:
@@ -171,7 +178,7 @@ class SpeechAnswer(Response):
             "content-type": self._media_type,
             "cache-control": "no-store",
             "x-accel-buffering": "no",  # or a proxy would hold the audio back
-            "x-sample-rate": str(self._service.sample_rate_hz),
+            "x-sample-rate": str(self._rate_hz),
             _PROVENANCE: self._provenance(),
             **headers,
         }
