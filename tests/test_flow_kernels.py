@@ -89,3 +89,19 @@ def test_each_measured_size_has_its_tiles():
     assert {1, *dit_packed.CHOICES} == set(dit_packed.LAUNCH_MS)
     costs = [cost / size for size, cost in sorted(dit_packed.LAUNCH_MS.items())]
     assert min(costs) < costs[0] / 4  # what launches of many are for
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_tiles_are_as_measured_where_a_block_has_room(gpu, capability):
+    gpu(capability)
+    options = dit.default_options(HALF, GPU)
+    assert {name: own["tile"] for name, own in options.items()} == dit.TILES
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0)])
+def test_tiles_have_fewer_stages_where_a_block_has_99_kb(gpu, capability):
+    gpu(capability)
+    options = dit.default_options(HALF, GPU)
+    tile = options["add_ff"]["tile"]
+    assert tile == dit.TILES["add_ff"]._replace(stages=5)
+    assert (tile.stages - 1) * (tile.rows + tile.columns) * tile.depth * HALF.itemsize <= 99 * 1024

@@ -13,6 +13,7 @@ from vivace.checkpoint.shapes import STAGES, Stage, num_parameters
 from vivace.checkpoint.torch_file import check_finite
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
+from vivace.kernels.gpu import PLANNED
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -71,6 +72,15 @@ def check_memory(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
             f"free; "
             "free some memory, use bfloat16 or another device"
         )
+
+
+def planned_stage(build: Callable[[], M], dtype: torch.dtype) -> M:
+    """A module as ``build_stage`` makes it, without weights: on the device ``meta``, for launches that only compile."""
+    with _SkipInitialisation():
+        module = build().to(PLANNED)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module.eval().requires_grad_(False)
 
 
 def build_stage(

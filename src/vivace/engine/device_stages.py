@@ -33,7 +33,7 @@ from vivace.models.device_kinds import (
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.hift_device import is_supported
+from vivace.models.hift_device import DeviceVocoder, is_supported
 from vivace.models.host_samples import PendingSamples
 
 if TYPE_CHECKING:
@@ -309,9 +309,18 @@ class DeviceStages:
         if isinstance(self.flow, DeviceFlowRunner):
             self.flow.warm_up()
         if self.vocoder is not None:
-            most = self.vocoder.max_rows
-            self.vocoder.warm_up([1 << power for power in range(most.bit_length())])
+            self.vocoder.warm_up(_powers_of_two(self.vocoder.max_rows))
         self.lm.warm_up()
+
+    def rehearse(self) -> None:
+        """Runs once what ``warm_up`` compiles, with a model without memory; see ``vivace.kernels.launches``."""
+        if isinstance(self.flow, DeviceFlowRunner):
+            self.flow.paged.rehearse()
+        elif isinstance(self.flow, PieceFlowRunner):
+            self.flow.rehearse()
+        if isinstance(self.vocoder, DeviceVocoder):
+            self.vocoder.rehearse(_powers_of_two(self.vocoder.max_rows))
+        self.lm.rehearse()
 
     def open_vocoder(self, speed: float) -> DeviceVocoderSession | VocoderSession:
         """The audio side of a request that runs; no more than ``capacity.running`` do."""
@@ -323,6 +332,10 @@ class DeviceStages:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes a CUDA device the current one; nothing on others."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
 
 
 def _open_lm(lm: AnyLM, most_speech: int, max_rows: int, deterministic: bool) -> LMDevice:

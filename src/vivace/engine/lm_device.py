@@ -20,6 +20,7 @@ from vivace.engine.lm_rules import SegmentRules
 from vivace.engine.lm_runner import NOT_FINITE_MESSAGE, SEGMENT_STRIDE, PlainSequence
 from vivace.engine.sampler import OneRow, SamplingRows, TokenKind
 from vivace.errors import OverloadedError, SynthesisError, VivaceError
+from vivace.kernels.gpu import gpu_of
 from vivace.kernels.row_state import NOT_FINITE, RING
 from vivace.models.device_kinds import make_paged_lm
 from vivace.models.kinds import AnyLM
@@ -64,6 +65,7 @@ class LMDevice:
         resident: bool = True,
     ) -> None:
         device = lm.llm_decoder.weight.device
+        gpu = gpu_of(device)
         use_kernels = kernels_run_on(device) if use_kernels is None else use_kernels
         num_pages = 1 + -(-cache_tokens // PAGE_TOKENS)
         self.lm = lm
@@ -77,11 +79,11 @@ class LMDevice:
             num_slots=max_rows,
             max_positions=max_positions,
             use_kernels=use_kernels,
-            pdl=use_kernels and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0),
+            pdl=use_kernels and gpu is not None and gpu.has_overlap,
             deterministic=deterministic,
         )
         self.launches_halved = 0
-        if resident and use_kernels and not deterministic and device.type == "cuda":
+        if resident and use_kernels and not deterministic and gpu is not None:
             kernel = single_kernel(self.paged)
             if kernel is not None:
                 self.paged.use_single(kernel)
@@ -94,6 +96,10 @@ class LMDevice:
     def warm_up(self, max_rows: int | None = None) -> None:
         """Compiles kernels and captures graphs for up to ``max_rows`` sessions side by side (all by default)."""
         self.paged.warm_up(max_rows or self.max_rows)
+
+    def rehearse(self) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles."""
+        self.paged.rehearse(self.max_rows)
 
     def serves(self, sampling: SamplingParams) -> bool:
         """Whether the row state holds what these settings need; where not, ``LMSession`` does."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from vivace.config import LMConfig, SpeechLMConfig
 from vivace.engine.sampler import SamplingRows, allowed_tokens, sample
 from vivace.kernels.cuda_compile import KernelUnavailableError
+from vivace.kernels.gpu import NEEDED, gpu_name, gpu_of
 from vivace.kernels.reference import DrawRows
 from vivace.kernels.row_state import RowState
 from vivace.models.lm_packed import PackedLayer
@@ -24,21 +25,20 @@ _log = logging.getLogger(__name__)
 
 def kernels_run_on(device: torch.device) -> bool:
     """Whether the Triton kernels can be used; says why not, once, where a GPU has to do without them."""
-    if device.type != "cuda":
+    gpu = gpu_of(device)
+    if gpu is None:
         return False
-    major, minor = torch.cuda.get_device_capability(device)
     try:
         import vivace.kernels.lm_launch  # noqa: F401
     except ImportError:
         _log.warning("Triton is not installed: the speech LM takes the plain way, which is slower")
         return False
-    if major < 8:
+    if gpu.capability < NEEDED:
         _log.warning(
             "%s has compute capability %d.%d: the speech LM takes the plain way, which is slower; its kernels "
             "need 8.0",
-            torch.cuda.get_device_name(device),
-            major,
-            minor,
+            gpu_name(device),
+            *gpu.capability,
         )
         return False
     return True
@@ -49,8 +49,8 @@ def single_kernel(paged: PagedLM) -> PersistentKernel | None:
     config = paged.config
     if not isinstance(config, SpeechLMConfig):
         return None
-    weights = paged.weights
-    fits = weights.head.dtype == torch.bfloat16 and torch.cuda.get_device_capability(paged.device) >= (9, 0)
+    weights, gpu = paged.weights, gpu_of(paged.device)
+    fits = weights.head.dtype == torch.bfloat16 and gpu is not None and gpu.capability >= (9, 0)
     if not fits or config.start_rows_apart or config.head_bias or config.head_dim != 64:
         return None
     from vivace.kernels import lm_persistent

@@ -28,6 +28,10 @@ class PieceFlowRunner(FlowRunner):
         super().__init__(flow.model)
         self._pieces = flow
 
+    def rehearse(self) -> None:
+        """Runs once, without memory, what launches compile."""
+        self._pieces.rehearse()
+
     @property
     def pieces(self) -> DevicePieceFlow:
         """The flow itself."""

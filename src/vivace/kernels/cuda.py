@@ -25,11 +25,13 @@ from vivace.kernels.cuda_driver import (
     packed,
     parameter_bytes,
 )
+from vivace.kernels.cuda_planned import PlannedModule
+from vivace.kernels.gpu import planned_gpu
 
 if TYPE_CHECKING:
     from vivace.kernels.cuda_driver import Argument
 
-__all__ = ["CudaFunction", "CudaModule", "KernelUnavailableError"]
+__all__ = ["CudaFunction", "CudaModule", "KernelUnavailableError", "open_module"]
 
 _LOCAL_BYTES, _REGISTERS, _MOST_DYNAMIC_SHARED_BYTES = 3, 4, 8  # CUfunction_attribute
 
@@ -69,6 +71,16 @@ class CudaModule:
         with current_context(self.device):
             call("cuModuleGetFunction", ctypes.byref(handle), self._handle, name.encode())
             return CudaFunction(name, handle, self.device, parameter_bytes(handle))
+
+
+def open_module(
+    source: str, *, options: Sequence[str] = (), name: str, device: int | None = None
+) -> CudaModule | PlannedModule:
+    """A module, where launches are planned only its stand-in; arguments and errors as ``CudaModule``."""
+    gpu = planned_gpu()
+    if gpu is None:
+        return CudaModule(source, options=options, name=name, device=device)
+    return PlannedModule(gpu, source, name, options, architecture(gpu.capability))
 
 
 class CudaFunction:

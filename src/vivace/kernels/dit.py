@@ -34,6 +34,7 @@ from vivace.kernels.dit_kernels import (
     qkv_kernel,
 )
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Guidance, Normed, Positions, Rows
+from vivace.kernels.gpu import gpu_of
 
 LOG2_E = 1.4426950408889634
 
@@ -75,8 +76,17 @@ def default_options(dtype: torch.dtype, device: torch.device) -> dict[str, dict[
     """Keyword arguments for each call of the solver."""
     # Weights of twice the bytes: half of the stages fit into shared memory.
     tiles = TILES if dtype.itemsize <= 2 else {name: tile._replace(stages=2) for name, tile in TILES.items()}
-    pdl = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    gpu = gpu_of(device)
+    if gpu is not None:
+        tiles = {name: _fitting(tile, dtype.itemsize, gpu.block_bytes) for name, tile in tiles.items()}
+    pdl = gpu is not None and gpu.has_overlap
     return {name: {"tile": tile, "pdl": pdl} for name, tile in tiles.items()}
+
+
+def _fitting(tile: Tile, itemsize: int, block_bytes: int) -> Tile:
+    """The tile with as many stages as a block has shared memory for: all but one lie there at once."""
+    stage_bytes = (tile.rows + tile.columns) * tile.depth * itemsize
+    return tile._replace(stages=min(tile.stages, 1 + block_bytes // stage_bytes))
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, pdl: bool, *args: Any, **constants: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vivace.config import DiTConfig
 from vivace.kernels import dit
-from vivace.kernels.cuda import CudaModule
+from vivace.kernels.cuda import open_module
 from vivace.kernels.dit_reference import Rows
 
 _CHUNK, _HEADS, _WIDTH = 50, 16, 64
@@ -41,7 +41,7 @@ class HopperKernels:
 
     def __init__(self, device: int | None = None) -> None:
         source = (files("vivace.kernels") / "dit_hopper.cu").read_text(encoding="utf-8")
-        self._attention = CudaModule(source, name="dit_hopper", device=device).function("attention")
+        self._attention = open_module(source, name="dit_hopper", device=device).function("attention")
         self._attention.set_shared_bytes(_SHARED_BYTES)
         self.embed_input, self.convolve, self.convolve_add = dit.embed_input, dit.convolve, dit.convolve_add
         self.qkv, self.add_projection, self.ff_in = dit.qkv, dit.add_projection, dit.ff_in

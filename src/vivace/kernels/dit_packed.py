@@ -16,6 +16,7 @@ from vivace.config import DiTConfig
 from vivace.kernels import dit, dit_wide
 from vivace.kernels.dit import Tile
 from vivace.kernels.dit_library import Library
+from vivace.kernels.gpu import gpu_of
 
 
 class Way(Enum):
@@ -158,7 +159,7 @@ class PackedKernels:
     def default_options(self, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
         """Keyword arguments for each call of the solver."""
         del dtype
-        pdl = device.type == "cuda"
+        pdl = gpu_of(device) is not None
         return {name: {"way": way, "tile": tile, "pdl": pdl} for name, (way, tile) in self._choices.items()}
 
     embed_input, convolve, convolve_add = _by_way("embed_input"), _by_way("convolve"), _by_way("convolve_add")

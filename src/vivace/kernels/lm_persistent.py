@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vivace.kernels.cuda import CudaModule
+from vivace.kernels.cuda import open_module
+from vivace.kernels.gpu import num_multiprocessors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -315,7 +316,7 @@ class PersistentKernel:
     ) -> None:
         device, tuning = head.device, tuning or Tuning()
         self.shape, self._tuning = shape, tuning
-        self._grid = grid or torch.cuda.get_device_properties(device).multi_processor_count
+        self._grid = grid or num_multiprocessors(device)
         problem = shape.problem(self._grid)
         if problem is not None:
             raise ValueError(problem)
@@ -330,7 +331,7 @@ class PersistentKernel:
         """Compiles the kernel."""
         folder = files("vivace.kernels")
         source = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
-        self._function = CudaModule(source, options=options, name="lm_persistent").function("decode")
+        self._function = open_module(source, options=options, name="lm_persistent").function("decode")
         self._function.set_shared_bytes(self._shared)
         if not self._function.max_blocks_per_multiprocessor(self.shape.threads, self._shared):
             raise ValueError("a block of the kernel does not fit on a multiprocessor")

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from vivace.config import FlowConfig
 from vivace.errors import SynthesisError
+from vivace.kernels import dit_reference
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
@@ -113,9 +114,7 @@ class DeviceFlow(PagedFlow):
         chunks = max(1, min(frames, self._config.noise_frames) // chunk)
         weight = self._speaker.weight
         tokens = [0] * (chunks * chunk // self._config.token_mel_ratio)
-        most = self.max_streams
-        sizes = self._costs or {min(most, 1 << power) for power in range(most.bit_length() + 1)}
-        for count in sorted(sizes):
+        for count in self._warm_sizes():
             streams = [
                 self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
                 for _ in range(count)
@@ -131,6 +130,21 @@ class DeviceFlow(PagedFlow):
                 stream = self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
                 self.step(stream, [0] * (count * self._chunk_sizes()[0]), True)
                 self.close(stream)
+
+    def rehearse(self) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
+        if self._kernels is dit_reference:
+            return
+        for count in self._warm_sizes():
+            self.solver(count).rehearse()
+        for count in sorted(self._wave_costs):
+            if count > 1:
+                self.wave(count).rehearse()
+
+    def _warm_sizes(self) -> list[int]:
+        """Streams of the launches that are made at the start."""
+        most = self.max_streams
+        return sorted(self._costs or {min(most, 1 << power) for power in range(most.bit_length() + 1)})
 
     @torch.no_grad()
     def open(self, embedding: Tensor, prompt_mel: Tensor) -> PagedStream:

@@ -11,6 +11,7 @@ import torch
 from vivace.config import FlowConfig
 from vivace.kernels import dit_reference
 from vivace.kernels.cuda_compile import KernelUnavailableError
+from vivace.kernels.gpu import NEEDED, gpu_name, gpu_of
 
 _log = logging.getLogger(__name__)
 
@@ -23,18 +24,19 @@ class Kernels(Protocol):
 
 def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the Triton kernels can be used; says why not where a GPU has to do without them."""
-    if device.type != "cuda":
+    gpu = gpu_of(device)
+    if gpu is None:
         return False
     try:
         import vivace.kernels.dit  # noqa: F401
     except ImportError:
         _log.warning("Triton is not installed: the flow takes the plain way, which is slower")
         return False
-    if torch.cuda.get_device_capability(device) < (8, 0) or dtype == torch.float16:
+    if gpu.capability < NEEDED or dtype == torch.float16:
         _log.warning(
             "%s with %s weights: the flow takes the plain way, which is slower; its kernels need compute capability "
             "8.0 and bfloat16 or float32",
-            torch.cuda.get_device_name(device),
+            gpu_name(device),
             str(dtype).removeprefix("torch."),
         )
         return False
@@ -56,7 +58,8 @@ def launch_costs(
     single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device
 ) -> Mapping[int, float] | None:
     """Milliseconds of a launch by its streams, calculated, where there are kernels for many; None if not."""
-    if single is dit_reference or torch.cuda.get_device_capability(device)[0] != 9:
+    gpu = gpu_of(device)
+    if single is dit_reference or gpu is None or gpu.capability[0] != 9:
         return None
     from vivace.kernels import dit_packed
 
@@ -69,8 +72,8 @@ def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device)
         return dit_reference
     from vivace.kernels import dit, dit_hopper
 
-    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    if not is_hopper or not dit_hopper.serves(config.dit, dtype):
+    gpu = gpu_of(device)
+    if gpu is None or gpu.capability != (9, 0) or not dit_hopper.serves(config.dit, dtype):
         return dit
     try:
         return dit_hopper.HopperKernels(device.index)

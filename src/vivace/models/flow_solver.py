@@ -218,6 +218,11 @@ class Solver:
                 if use_shared not in self._graphs:
                     self.capture(use_shared)
 
+    def rehearse(self) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles."""
+        for use_shared in self._ways:
+            self.solve(use_shared)
+
     def run(self, use_shared: bool) -> None:
         """Solves what was sent; the mel is in ``x``.
 

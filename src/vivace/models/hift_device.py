@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vivace.kernels.gpu import NEEDED, gpu_of
 from vivace.kernels.hift_plan import Param
 from vivace.models.f0 import F0Predictor
 from vivace.models.hift_layout import Layout, LayoutBuilder
@@ -32,7 +33,8 @@ BUCKETS = (8, 16, 32, 56, 108)
 
 def is_supported(device: torch.device) -> bool:
     """Whether the kernels run on the device: a CUDA device from compute capability 8.0, and Triton."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+    gpu = gpu_of(device)
+    if gpu is None or gpu.capability < NEEDED:
         return False
     return importlib.util.find_spec("triton") is not None
 
@@ -66,8 +68,8 @@ class DeviceVocoder(SlotVocoder):
         max_bytes: int | None = None,
     ) -> None:
         self.device = model.conv_pre.weight.device
-        on_gpu = self.device.type == "cuda"
-        self.precision = precision or ("half" if on_gpu else "ieee")
+        on_gpu, has_kernels = self.device.type == "cuda", gpu_of(self.device) is not None
+        self.precision = precision or ("half" if has_kernels else "ieee")
         self.buckets = tuple(sorted(buckets))
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
@@ -89,7 +91,7 @@ class DeviceVocoder(SlotVocoder):
             self.max_rows,
             lambda frames: frames * self._hop + self._behind,
             self.precision,
-            on_gpu if use_kernels is None else use_kernels,
+            has_kernels if use_kernels is None else use_kernels,
             on_gpu if use_graphs is None else use_graphs,
         )
         self._host_params = [
@@ -114,6 +116,13 @@ class DeviceVocoder(SlotVocoder):
         if self.device.type == "cuda":
             for count in rows:
                 self._host.reserve(count, 2)
+
+    @torch.no_grad()
+    def rehearse(self, rows: Sequence[int] = (1,)) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
+        for bucket in self.buckets:
+            for count in rows:
+                self.runner.launch(bucket, count)
 
     def _launch_rows(self, work: list[Row]) -> None:
         which = self._launches % _DEPTH

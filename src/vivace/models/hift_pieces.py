@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.kernels import hift_reference
+from vivace.kernels.gpu import gpu_of
 from vivace.kernels.hift_plan import Conv, Param, States
 from vivace.models.hift_layout import Layout
 
@@ -52,7 +53,8 @@ class PieceRunner:
         self._kernels = _kernels(use_kernels)
         on_gpu = device.type == "cuda"
         # Programmatic dependent launch: a launch begins while the one before it ends.
-        self.pdl = on_gpu and use_kernels and torch.cuda.get_device_capability(device) >= (9, 0)
+        gpu = gpu_of(device)
+        self.pdl = use_kernels and gpu is not None and gpu.has_overlap
         self.arena = torch.zeros(rows, layout.size, device=device)
         self.params = torch.zeros(rows, len(Param), dtype=torch.int64, device=device)
         self._samples = samples

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -265,14 +265,26 @@ class PagedLM:
         self, max_rows: int, steps: Sequence[int] = STEPS, prompts: Sequence[int] | None = None
     ) -> None:
         """Captures the graphs of all buckets up to ``max_rows`` rows and of the prompts."""
+        for key in self._launch_kinds(max_rows, steps, prompts):
+            self._prepare(key)
+
+    def rehearse(self, max_rows: int) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
+        for key in self._launch_kinds(max_rows, (1,), None):
+            self._prepare(key)
+            self._body(key)
+
+    def _launch_kinds(
+        self, max_rows: int, steps: Sequence[int], prompts: Sequence[int] | None
+    ) -> Iterator[tuple[str, int, int]]:
         if self._single is not None:
-            self._prepare(_SINGLE)
+            yield _SINGLE
         for bucket in self.prompt_buckets:
             if prompts is None or bucket in prompts:
-                self._prepare(("prompt", bucket, 1))
+                yield "prompt", bucket, 1
         for bucket in BUCKETS:
             for count in steps:
-                self._prepare(("step", bucket, count))
+                yield "step", bucket, count
             if bucket >= max_rows:
                 break
 

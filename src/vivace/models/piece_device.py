@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vivace.errors import SynthesisError
+from vivace.kernels.gpu import gpu_of
 from vivace.kernels.unet_reference import PlainUNetOps
 from vivace.models.flow_paged import FLAGS, MelHandle
 from vivace.models.flow_pieces import PieceFlow, PieceStream, Window, stretched_places
@@ -22,6 +23,9 @@ from vivace.models.piece_solver import PieceSolver, SolverParts, WindowRow
 
 BUCKETS = (*range(64, 641, 64), 768, 896, 1024, 1280, 1536, 2048)
 """Frames of a row. Longer utterances run alone and without a graph: they keep a GPU busy by themselves."""
+
+PLANNED_FRAMES = 1024
+"""Of a window with its prompt, for which kernels are compiled ahead."""
 
 _MOST_FRAMES = 16_384  # of all rows of a launch together
 
@@ -92,9 +96,11 @@ class DevicePieceFlow:
     ) -> None:
         self.model = model
         self.device = model.speaker_projection.weight.device
-        on_gpu = self.device.type == "cuda"
+        on_gpu, has_kernels = self.device.type == "cuda", gpu_of(self.device) is not None
         self._max_rows, self._use_graphs = max_rows, on_gpu if use_graphs is None else use_graphs
-        self._parts = SolverParts.of(model, _ops(on_gpu if use_kernels is None else use_kernels), BUCKETS[-1])
+        self._parts = SolverParts.of(
+            model, _ops(has_kernels if use_kernels is None else use_kernels), BUCKETS[-1]
+        )
         self._solvers: dict[tuple[int, int], PieceSolver] = {}
         self._flags = torch.zeros(FLAGS, dtype=torch.bool, pin_memory=on_gpu)
         self._launches = 0
@@ -118,6 +124,12 @@ class DevicePieceFlow:
                 while rows <= self._rows(bucket):
                     self.solver(rows, bucket)
                     rows *= 2
+
+    def rehearse(self, frames: int = PLANNED_FRAMES) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles for windows of up to so many frames, prompt included."""
+        for bucket in BUCKETS:
+            if bucket <= frames:
+                self.solver(1, bucket).rehearse()
 
     @torch.no_grad()
     def launch_batch(self, items: Sequence[PieceItem]) -> list[MelHandle]:

@@ -170,6 +170,12 @@ class PieceSolver:
                 step()
 
     @torch.no_grad()
+    def rehearse(self) -> None:
+        """Runs once, without memory, what graphs hold."""
+        self._encode()
+        self._euler()
+
+    @torch.no_grad()
     def capture(self) -> None:
         """Makes the graphs."""
         device = self._packet.device

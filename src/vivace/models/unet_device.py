@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vivace.kernels.gpu import gpu_of
 from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
 from vivace.models.flow_unet import UNetFlow
 from vivace.models.unet_pages import UNetPages
@@ -49,7 +50,7 @@ class DeviceUNetFlow(PagedFlow):
         self.pool = UNetPages(config, model.prepare().unet, weight, max(1, max_bytes // page_bytes))
         on_gpu = device.type == "cuda"
         self._use_graphs = on_gpu if use_graphs is None else use_graphs
-        self._use_kernels = on_gpu if use_kernels is None else use_kernels
+        self._use_kernels = gpu_of(device) is not None if use_kernels is None else use_kernels
         self._solvers: dict[int, UNetSolver] = {}
         super().__init__(device, self.pool, config.output_size, max_streams, BEFORE, model.check_length)
 
@@ -67,6 +68,13 @@ class DeviceUNetFlow(PagedFlow):
             self.launch_batch([(stream, tokens, True) for stream in streams])
             for stream in streams:
                 self.close(stream)
+            count *= 2
+
+    def rehearse(self) -> None:
+        """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
+        count = 1
+        while count <= self.max_streams:
+            self.solver(count).rehearse()
             count *= 2
 
     @torch.no_grad()

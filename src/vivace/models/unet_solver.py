@@ -163,6 +163,12 @@ class UNetSolver:
         valid = self._frames < self._packet[:, 1:2]
         self.fault.copy_(~(self.x.isfinite() | ~valid[..., None]).flatten(1).all(dim=1))
 
+    @torch.no_grad()
+    def rehearse(self) -> None:
+        """Runs once, without memory, what graphs hold."""
+        self._begin(1)
+        self._euler()
+
     def capture(self, num_pages: int) -> None:
         """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
