@@ -34,6 +34,8 @@ TAIL_LINES = 12
 """Of the output of a step that failed."""
 INTERRUPTED = 130
 """Exit status of a run that was interrupted, as shells have it."""
+WIDTH = 150
+"""Of what is printed where there is no terminal."""
 STATES = ("done", "failed", "left", "begun")
 
 
@@ -141,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BusyError as error:
         sys.stderr.write(f"publish: {error}\n")
         return 2
-    show(outcomes, options.out, Console())
+    show(outcomes, options.out, Console(width=None if sys.stdout.isatty() else WIDTH))
     print(json.dumps({"bench": "publish", "steps": [asdict(outcome) for outcome in outcomes]}))
     if runner.is_interrupted:
         return INTERRUPTED

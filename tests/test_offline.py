@@ -91,7 +91,8 @@ def test_only_what_the_machine_lacks_is_packed(tmp_path, project, capsys):
     machine = Machine("3.12", "x86_64", "2.28", installed=("torch", "base"))
     pack(machine, out, pip=pip, project=project)
     resolve, download = pip.asked
-    assert resolve[-2:] == ["Toy_Tones[all]>=1; python_version>'3'", "base"]  # never torch, which is large
+    assert resolve[-5:-3] == ["Toy_Tones[all]>=1; python_version>'3'", "base"]  # never torch, which is large
+    assert resolve[-3:] == list(packing.TESTS)
     assert {
         "--python-version=3.12",
         "--platform=manylinux_2_28_x86_64",

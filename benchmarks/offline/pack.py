@@ -28,6 +28,8 @@ LACKING = (
 """What images for machine learning often lack, for when nothing can be asked."""
 HAS = frozenset({"torch"})
 """Never packed."""
+TESTS = ("pytest", "pytest-xdist", "hypothesis")
+"""For the tests among the figures."""
 REFERENCE = (
     "transformers==4.51.3",
     "x-transformers==2.11.24",
@@ -111,6 +113,7 @@ def own_wheels(machine: Machine, folder: Path, lacking: Sequence[str], pip: Pip,
     """
     needed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     needed = [line for line in needed if normalised(name_of(line)) not in HAS]
+    needed += TESTS
     known = [*lacking] or ([*LACKING] if machine.installed is None else [])
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={machine.python}"]
     target += [f"--platform={tag}" for tag in machine.platforms]

@@ -62,10 +62,21 @@ LINKED = frozenset(
 FOUND_BY = ("torch", "numpy", "scipy", "yaml", "regex", "requests", "tqdm", "safetensors", "rich")
 """Modules whose folders are looked through."""
 NEEDED = (
-    *("torch", "numpy", "safetensors", "tokenizers", "yaml", "soundfile", "soxr", "onnxruntime", "wetext"),
-    *("typer", "rich", "fastapi", "uvicorn", "prometheus_client", "vivace.cli"),
+    *(
+        "torch",
+        "numpy",
+        "safetensors",
+        "tokenizers",
+        "yaml",
+        "soundfile",
+        "soxr",
+        "onnxruntime",
+        "wetext",
+        "typer",
+    ),
+    *("rich", "vivace.cli"),
 )
-"""What is imported once to see whether it is there."""
+"""What the figures need, imported once to see whether it is there; the server would need more."""
 OURS = f"""
 import importlib, sys
 faults = []
