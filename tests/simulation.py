@@ -13,7 +13,7 @@ import torch
 
 from vivace.engine.kv_cache import RowLease, RowPool
 from vivace.engine.scheduler import Capacity, Place, Policy, Scheduler, StepPlan, Ticket
-from vivace.errors import OverloadedError
+from vivace.errors import OverloadedError, VivaceError
 from vivace.models.flow_pages import PagePool
 
 CHUNK, LOOKAHEAD, PAGE = 25, 3, 32
@@ -395,7 +395,10 @@ class World:
 
 def run(world: World, steps: int) -> World:
     """So many steps, then to the end of every request."""
-    for _ in range(steps):
-        world.step()
-    world.drain()
+    try:
+        for _ in range(steps):
+            world.step()
+        world.drain()
+    except (VivaceError, LookupError, ValueError) as error:  # a pool is asked for more than it has
+        raise Violation(f"a step failed: {error}") from error
     return world

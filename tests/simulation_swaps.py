@@ -18,6 +18,8 @@ NORMAL_SWAPS = replace(NORMAL, running=10, flow_pages=40, host_pages=60)
 TIGHT_SWAPS = replace(TIGHT, running=10, host_pages=20)
 CACHE_SWAPS = replace(TIGHT, running=12, kv_pages=40, flow_pages=200, host_pages=200, host_cache=40)
 SWAPS = replace(POLICY, max_pending_chunks=5, swap_out_ms=3000, swap_in_ms=1500)
+IMPATIENT = 0.04
+"""How likely one of those that cannot come back leaves, in each step."""
 NOTHING = -1
 """What is in a page until its contents have come."""
 
@@ -105,6 +107,15 @@ class SwapWorld(World):
         caller.ticket.tokens_under_way = 0 if caller not in self.decoding else caller.in_flight
         lease = caller.lease
         caller.ticket.cached_pages = 0 if lease is None else len(lease.pages) + lease.num_away
+
+    # -- the world's part --------------------------------------------------------------------------------------
+
+    def surround(self) -> None:
+        """Who cannot come back for want of room may lose patience."""
+        super().surround()
+        if self.scheduler.requests.num_due and not self.is_draining and self.random.random() < IMPATIENT:
+            for ticket in self.due(is_urgent=False)[:1]:
+                self.finish(self.live[ticket.request_id], "cancelled")
 
     # -- copies ------------------------------------------------------------------------------------------------
 
@@ -197,8 +208,15 @@ class SwapWorld(World):
                     due.append(ticket)
         return due
 
+    def check_due(self) -> None:
+        """After every plan."""
+        requests = self.scheduler.requests
+        away = sum(ticket.place is Place.HOST for ticket in requests.running.values())
+        require(requests.num_due <= away, "the queue waits for somebody who is not there any more")
+
     def check_idle(self) -> None:
         super().check_idle()
+        self.check_due()
         requests = self.scheduler.requests
         due = self.due(is_urgent=bool(requests.queue))
         require(not any(requests.fits(ticket) for ticket in due), "a lost wake-up: it could come back")
@@ -207,6 +225,7 @@ class SwapWorld(World):
 
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
+        self.check_due()
         fits = self.scheduler.requests.fits
         due = self.due(is_urgent=True)
         require(
