@@ -24,7 +24,6 @@ from benchmarks import publish, rows
 from benchmarks.steps import ROOT, Outcome, Runner, Step
 from tests.test_steps import counted, is_running, script
 from vivace.bench import ladder_judge
-from vivace.bench.serving_chart import serving_svg
 from vivace.cli import app
 
 
@@ -205,38 +204,3 @@ def test_rows_do_not_make_a_checkout_dirty(tmp_path, monkeypatch):
     assert rows.commit_of_checkout() == clean
     (tmp_path / "code.py").write_text("x = 1\n")
     assert rows.commit_of_checkout() == f"{clean}-dirty"
-
-
-def test_picture_of_a_sweep_in_several_rows():
-    path = ROOT / "docs" / "pictures" / "make_serving.py"
-    spec = importlib.util.spec_from_file_location("make_serving", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    recorded = (ROOT / "benchmarks" / "results" / "serving.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    base = json.loads(recorded)
-    point = next(point for point in base["points"] if "streams" in point)
-    others = {name: value for name, value in point.items() if name != "streams"}
-
-    def row(*points, **other):
-        return base | {"commit": "abc1234", "points": list(points)} | other
-
-    rows_of_file = [
-        row(point | {"streams": 7}, commit="older00"),
-        row(point | {"streams": 1, "ttfb_ms_p50": 99.0}, point | {"streams": 32}),
-        row(point | {"streams": 400}, point | {"streams": 1, "ttfb_ms_p50": 21.5}, others | {"offline": 400}),
-        row(others | {"rate": 10.0}),
-        row(point | {"streams": 16}, deterministic=True),
-        row(point | {"streams": 2}, loop="reply"),
-        row(point | {"streams": 3}, hardware="another"),
-    ]
-    merged = module.sweep(rows_of_file[:-1])
-    loads = [point.get("streams", point.get("rate", point.get("offline"))) for point in merged["points"]]
-    assert loads == [1, 32, 400, 10.0, 400]
-    assert merged["points"][0]["ttfb_ms_p50"] == 21.5
-    assert merged["most_streams_in_real_time"] == 400
-    drawn = serving_svg(merged)
-    assert "p50, 1: 21.5" in drawn
-    assert "p50, 32:" in drawn
-    assert [point["streams"] for point in module.sweep(rows_of_file)["points"]] == [3]
-    with pytest.raises(ValueError, match="no row"):
-        module.sweep(rows_of_file[4:6])
