@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import threading
+import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -21,6 +23,7 @@ from vivace.bench.ladder_quality import BEST_SNR_DB, snr_db
 from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
 from vivace.bench.ladder_setup import open_setup
 from vivace.bench.ladder_speech import Hops, Stages, TokenBox, WholeFlow
+from vivace.bench.ladder_store import FIGURES, Store
 from vivace.bench.report import ladder_page
 from vivace.bench.report_charts import Stack, Step, picture, stack_chart, step_chart
 from vivace.cli import app
@@ -145,6 +148,31 @@ def test_where_time_is_short_the_last_rungs_come_first_and_the_next_run_takes_up
     found = ladder.run(str(random_model_folder), **arguments, limit_s=100.0, progress=progress)
     assert titles == ["half-precision flow", "our kernels (the engine)"]  # the one that was cut comes last
     assert [row["reason"] for row in found["rows"]] == [None, None]
+
+
+def test_a_rung_that_never_ends_is_given_up(tmp_path):
+    plans = plan_ladder("cpu", names=("half-flow", "kernels"), alone=False)
+    setup = SimpleNamespace(device=torch.device("cpu"))
+    begun = []
+
+    def measure(plan):
+        begun.append(plan.rung.name)
+        if plan.rung.name == "half-flow":
+            raise KeyboardInterrupt
+        return dict.fromkeys(FIGURES, 1.0) | {"reason": None}
+
+    def run_once():
+        store = Store(tmp_path, {})
+        limit = ladder.Limit(time.perf_counter() + 100)
+        return ladder._measure_all(setup, plans, measure, store, None, limit)
+
+    for _ in range(ladder.MOST_CUTS):
+        with pytest.raises(KeyboardInterrupt):
+            run_once()
+    rows = run_once()
+    assert begun == ["kernels", *["half-flow"] * ladder.MOST_CUTS]
+    assert [row["reason"] for row in rows] == ["3 runs were ended in the midst of it", None]
+    assert [row["rtf"] for row in rows] == [None, 1.0]
 
 
 def test_files_hold_what_the_document_holds(finished):

@@ -30,6 +30,9 @@ from vivace.errors import InvalidRequestError
 Progress = Callable[[str, int, int], None]
 """Called before each measurement: its title, how many are done, how many there are."""
 
+MOST_CUTS = 3
+"""Runs that ended in the midst of a rung, after which it is not tried again."""
+
 
 def run(
     model: str = "mini",
@@ -129,6 +132,10 @@ def _measure_all(
         if kept is not None:
             found[plan.switches] = kept
         elif plan.switches not in found:
+            if store is not None and store.cuts(plan) >= MOST_CUTS:
+                reason = f"{MOST_CUTS} runs were ended in the midst of it"
+                found[plan.switches] = {"reason": reason} | dict.fromkeys(FIGURES)
+                continue
             if limit.is_over():
                 continue
             with nullcontext() if store is None else store.begun(plan):
@@ -163,7 +170,7 @@ class Limit:
             return plans
         last_first = plans[::-1]
         return sorted(
-            last_first, key=lambda plan: (store is not None and store.was_cut(plan), plan.kind == "alone")
+            last_first, key=lambda plan: (store is not None and store.cuts(plan) > 0, plan.kind == "alone")
         )
 
 

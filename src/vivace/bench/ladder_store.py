@@ -73,13 +73,14 @@ class Store:
     def begun(self, plan: Plan) -> Iterator[None]:
         """Around a measurement: where it ends with the process, the next run knows."""
         mark = self._path(plan).with_suffix(".begun")
-        mark.touch()
+        mark.write_text(str(self.cuts(plan) + 1), encoding="utf-8")
         yield
         mark.unlink(missing_ok=True)
 
-    def was_cut(self, plan: Plan) -> bool:
-        """Whether the process of an earlier run ended in the middle of this rung."""
-        return self._path(plan).with_suffix(".begun").exists()
+    def cuts(self, plan: Plan) -> int:
+        """How many earlier runs ended with their process in the middle of this rung."""
+        mark = self._path(plan).with_suffix(".begun")
+        return int(mark.read_text(encoding="utf-8") or 1) if mark.exists() else 0
 
     def floors(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """What the machine allows, measured once for all rungs of the folder."""
