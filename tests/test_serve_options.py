@@ -1,5 +1,7 @@
 """What the options of ``vivace serve`` and ``vivace say`` become."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -48,6 +50,7 @@ def test_streams_and_determinism_reach_the_engine(served):
     assert devices == ("cpu",)
     assert served("--no-deterministic")[0].deterministic is False
     assert (settings.host_memory_gb, served("--host-memory", "20")[0].host_memory_gb) == (0, 20)
+    assert (settings.tokenizer, served("--tokenizer", "ranks")[0].tokenizer) == (None, Path("ranks"))
 
 
 def test_devices_reach_the_engines(served, monkeypatch):

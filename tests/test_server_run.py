@@ -1,5 +1,6 @@
 """``vivace serve`` as users start it: a process of its own, signals, and words instead of tracebacks."""
 
+import asyncio
 import os
 import re
 import signal
@@ -15,9 +16,13 @@ from typer.testing import CliRunner
 from tests.server_helpers import FakeService, post, read_all, read_head, wait_until
 from vivace.cli import app
 from vivace.config import ServerConfig, api_keys
-from vivace.errors import ServeError
+from vivace.engine import SynthesisRequest
+from vivace.engine.loading import model_folder
+from vivace.errors import ModelFolderError, ServeError
+from vivace.server.child import EngineSettings
 from vivace.server.door import bind
-from vivace.server.run import run_on_fast_loop, serve
+from vivace.server.run import open_service, run_on_fast_loop, serve
+from vivace.server.worker import open_engine
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 TEXT = "This is a sentence that takes a while to speak, so that there is time to send a signal."
@@ -169,6 +174,41 @@ def test_a_port_that_is_taken(tmp_path):
     assert process.returncode == 2
     assert error.count("\n") == 1
     assert "in use" in error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the second bind fails")
+def test_a_port_that_another_server_takes_while_this_one_loads(tmp_path):
+    """Linux lets both have the address until one of them listens."""
+    config = ServerConfig(port=0)
+
+    async def open_service():
+        return FakeService(tmp_path)
+
+    with bind(config) as first, bind(config, port=first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(ServeError, match="already in use; choose another with --port"):
+            run_on_fast_loop(serve(open_service, config, second, print))
+
+
+def test_a_model_that_cannot_read_text_is_not_served(tmp_path):
+    """It could do nothing over HTTP; ``--tokenizer`` helps."""
+    mini = model_folder("mini")
+    for path in mini.iterdir():
+        if path.name != "CosyVoice-BlankEN":
+            (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "CosyVoice-BlankEN").mkdir()
+    (tmp_path / "CosyVoice-BlankEN" / "config.json").symlink_to(mini / "CosyVoice-BlankEN" / "config.json")
+    with pytest.raises(ModelFolderError, match="text cannot be spoken"):
+        asyncio.run(open_service(EngineSettings(tmp_path)))
+
+    async def speak():
+        settings = EngineSettings(
+            tmp_path, tokenizer=mini / "CosyVoice-BlankEN", voices_folder=tmp_path / "voices"
+        )
+        async with await open_engine(settings.header()) as engine:
+            return [chunk async for chunk in engine.stream(SynthesisRequest("Hello."))]
+
+    assert asyncio.run(speak())[-1].is_last
 
 
 def test_keys_come_from_the_environment(monkeypatch):

@@ -16,6 +16,7 @@ from vivace.cli.options import (
     MaxStreams,
     Model,
     Precision,
+    Tokenizer,
     Variant,
     print_line,
 )
@@ -28,6 +29,7 @@ def serve(
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
+    tokenizer: Tokenizer = None,
     devices: Annotated[
         str | None, typer.Option(help="An engine on each: cuda:0,cuda:1 (instead of --device).")
     ] = None,
@@ -97,6 +99,7 @@ def serve(
             device=places[0],
             dtype=dtype.value,
             lm_variant=lm.value,
+            tokenizer=tokenizer,
             max_streams=max_streams,
             deterministic=deterministic,
             host_memory_gb=host_memory,

@@ -38,6 +38,7 @@ class EngineSettings:
     dtype: str = "float32"
     lm_variant: LMVariant = "base"
     voices_folder: Path | None = None
+    tokenizer: Path | None = None
     limits: Limits = field(default_factory=Limits)
     max_streams: int | None = None
     deterministic: bool = False
@@ -49,11 +50,11 @@ class EngineSettings:
         return self.device == "cpu" and str(self.model) != "mini"
 
     def header(self) -> Header:
-        folder = self.voices_folder
+        folders = {"voices_folder": self.voices_folder, "tokenizer": self.tokenizer}
         return {
             **asdict(self),
             "model": str(self.model),
-            "voices_folder": None if folder is None else str(folder),
+            **{name: None if path is None else str(path) for name, path in folders.items()},
         }
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vivace.config import ServerConfig
 
 MIN_KEY_CHARACTERS = 8
+BACKLOG = 1024
+"""Connections that wait to be accepted."""
 RESERVED_FILES = 256
 """Open files that are kept for anything but connections."""
 
@@ -115,11 +117,28 @@ def bind(
         listener.bind(address)
     except OSError as error:
         listener.close()
-        reason = (error.strerror or "failed").lower()
-        raise ServeError(
-            f"Cannot listen on {host} port {port}: {reason}; choose another with {option} (0 takes a free one)"
-        ) from error
+        raise _taken(host, port, error, option) from error
     return listener
+
+
+def listen(listener: socket.socket, option: str = "--port") -> None:
+    """Begins to listen. Until then Linux lets several servers have one address, if all of them are starting.
+
+    Raises:
+        ServeError: another one listens there. (uvloop would keep that to itself, and serve nobody.)
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _taken(host, port, error, option) from error
+
+
+def _taken(host: str, port: int, error: OSError, option: str) -> ServeError:
+    reason = (error.strerror or "failed").lower()
+    return ServeError(
+        f"Cannot listen on {host} port {port}: {reason}; choose another with {option} (0 takes a free one)"
+    )
 
 
 def address_of(listener: socket.socket) -> str:

@@ -63,7 +63,9 @@ class Fleet:
             ModelFolderError: the folder cannot be used; the message names the file.
         """
         first = settings[0]
-        voices = await asyncio.to_thread(open_voices, first.model, first.voices_folder)
+        voices = await asyncio.to_thread(
+            open_voices, first.model, first.voices_folder, tokenizer=first.tokenizer
+        )
         open_one = partial(ProcessService.open, model=model, watch=watch, command=command, voices=voices)
         opening = [asyncio.create_task(open_one(each)) for each in settings]
         try:

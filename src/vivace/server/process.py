@@ -96,7 +96,9 @@ class ProcessService:
         if watch is None:
             watch = Watch(step_s=SLOW_STEP_SECONDS) if settings.is_slow else Watch()
         if voices is None:
-            voices = await asyncio.to_thread(open_voices, settings.model, settings.voices_folder)
+            voices = await asyncio.to_thread(
+                open_voices, settings.model, settings.voices_folder, tokenizer=settings.tokenizer
+            )
         service = cls(settings, voices, watch=watch, model=model, command=command)
         await service._supervisor.open()
         service._keep(service._watch_consumers())

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from vivace.audio.watermark import find_watermark
+from vivace.checkpoint import load_config
+from vivace.checkpoint.files import find_paths
 from vivace.checkpoint.model import PRECISIONS
 from vivace.engine import EngineRouter
+from vivace.engine.loading import model_folder
+from vivace.errors import ModelFolderError
 from vivace.server.app import create_app
-from vivace.server.door import address_of
+from vivace.server.door import BACKLOG, address_of, listen
 from vivace.server.fleet import Fleet
 from vivace.server.local import LocalService
 from vivace.server.marked import MarkedService
@@ -69,7 +73,7 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
         log_level="error",  # what clients send wrong is no news
         server_header=False,
         proxy_headers=False,
-        backlog=1024,
+        backlog=BACKLOG,
     )
     return Server(settings)
 
@@ -94,8 +98,17 @@ async def open_service(
     return MarkedService(await _open_plain(each), watermark, make)
 
 
+def _check_speaks(settings: EngineSettings) -> None:
+    """Before anything is loaded: a server whose model cannot read text would refuse every request."""
+    folder = model_folder(settings.model)
+    paths, missing = find_paths(folder, load_config(folder), settings.tokenizer)
+    if paths.tokenizer is None:
+        raise ModelFolderError(f"{folder}: {missing['tokenizer']}")
+
+
 async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
     settings = each[0]
+    await asyncio.to_thread(_check_speaks, settings)
     name = "vivace-mini" if settings.model == "mini" else Path(settings.model).resolve().name
     if os.name == "posix" and len(each) > 1:
         return await Fleet.open(each, model=name)
@@ -107,6 +120,7 @@ async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
         dtype=PRECISIONS[settings.dtype],
         lm_variant=settings.lm_variant,
         voices_folder=settings.voices_folder,
+        tokenizer=settings.tokenizer,
         limits=settings.limits,
         max_streams=settings.max_streams,
         deterministic=settings.deterministic,
@@ -129,9 +143,15 @@ async def serve(
         listener: from ``bind``.
         announce: is given one line once requests are taken.
         wyoming: where Home Assistant's protocol is spoken, if it is.
+
+    Raises:
+        ServeError: another server has begun to listen at an address meanwhile.
     """
     service = await open_service()
     try:
+        listen(listener)
+        if wyoming is not None:
+            listen(wyoming, "--wyoming-port")
         app = create_app(service, config)
         server = make_server(app, config)
         lag = asyncio.ensure_future(app.state.metrics.watch_loop())

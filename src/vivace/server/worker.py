@@ -70,13 +70,14 @@ async def open_engine(settings: Header) -> WorkerEngine:
     """The engine that the settings of ``process.EngineSettings`` describe."""
     from vivace.checkpoint.model import PRECISIONS
 
-    folder = settings["voices_folder"]
+    folder, tokenizer = settings["voices_folder"], settings["tokenizer"]
     return await AsyncEngine.open(
         settings["model"],
         device=settings["device"],
         dtype=PRECISIONS[settings["dtype"]],
         lm_variant=settings["lm_variant"],
         voices_folder=None if folder is None else Path(folder),
+        tokenizer=None if tokenizer is None else Path(tokenizer),
         limits=Limits(**settings["limits"]),
         max_streams=settings["max_streams"],
         deterministic=settings["deterministic"],
