@@ -76,9 +76,9 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
         Step("single-cold", 60, 180, start, full, makes="cache", clears=("cache",)),
         Step("single", 30, 120, f"{single} -m full {SINGLE} --timeline timeline.svg --long-seconds 32", full),
         Step("single-warm", 15, 60, start, ("checkpoint", "single-cold")),
-        Step("serving-streams", 115, 170, f"{SERVING} --streams 1,32,128,300,400", full),
-        Step("serving-more", 85, 170, f"{SERVING} --streams 8,64,200 --offline 400", full),
-        Step("serving-rates", 90, 170, f"{SERVING} --streams '' --rates 10,20,30,40", full),
+        Step("serving-streams", 115, 220, f"{SERVING} --streams 1,32,128,300,400", full),
+        Step("serving-more", 85, 220, f"{SERVING} --streams 8,64,200 --offline 400", full),
+        Step("serving-rates", 90, 220, f"{SERVING} --streams '' --rates 10,20,30,40", full),
         # One stream in an engine that is opened for many, as vivace bench single measures it in one opened for it.
         Step("serving-reply", 30, 90, f"{SERVING} --streams 1 --loop reply --ramp 1", full),
         Step("serving-deterministic", 55, 120, f"{SERVING} --streams 32,128 --deterministic", full),
