@@ -9,7 +9,7 @@ import torch
 from tests.helpers import noise_voice, quiet_engine
 from vivace import OverloadedError, SamplingParams, SynthesisRequest
 from vivace.engine.device_stages import DeviceStages
-from vivace.engine.lm_device import DeviceLMSession
+from vivace.engine.lm_device_session import DeviceLMSession
 
 OPTIONS = {"num_steps": 2, "token_text_ratio": (3.0, 3.6)}
 TEXT = "Once upon a time, a fox sang in the rain."

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vivace.engine.lm_device import DeviceLMSession, LMDevice
+from vivace.engine.lm_device import LMDevice
+from vivace.engine.lm_device_session import DeviceLMSession
 from vivace.engine.work import Outcome, attempt
 
 if TYPE_CHECKING:

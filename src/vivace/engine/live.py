@@ -14,7 +14,7 @@ from vivace.engine.scheduler import Ticket
 if TYPE_CHECKING:
     from vivace.engine.chunking import ChunkPlan
     from vivace.engine.device_stages import DeviceVocoderSession
-    from vivace.engine.lm_device import DeviceLMSession
+    from vivace.engine.lm_device_session import DeviceLMSession
     from vivace.engine.lm_runner import LMSession
     from vivace.engine.text_feed import SegmentInput, TextFeed, TextReader
     from vivace.engine.vocoder_runner import VocoderSession

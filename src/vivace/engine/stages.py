@@ -21,7 +21,7 @@ from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_devic
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.interleave import Interleaver
 from vivace.engine.live import LiveRequest, Segment
-from vivace.engine.lm_device import DeviceLMSession
+from vivace.engine.lm_device_session import DeviceLMSession
 from vivace.engine.lm_runner import EQUAL_SECONDS, LMSession, PlainSequence
 from vivace.engine.scheduler import Capacity, StepPlan
 from vivace.engine.silence import is_near_silent

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages, on_device
-from vivace.engine.lm_device import DeviceLMSession, LMDevice
+from vivace.engine.lm_device import LMDevice
+from vivace.engine.lm_device_session import DeviceLMSession
 from vivace.models.flow_paged import PagedStream
 from vivace.models.host_pages import HostFrames, frames_within
 from vivace.models.lm_launches import PAGE_TOKENS
