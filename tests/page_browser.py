@@ -64,7 +64,7 @@ class Pages:
     def open(self, *, script="", wait=True, **options):
         options = {"locale": "en-US", "viewport": {"width": 1280, "height": 900}} | options
         context = self._browser.new_context(**options)
-        context.set_default_timeout(8_000)
+        context.set_default_timeout(30_000)
         context.add_init_script(LISTEN + script)
         self.contexts.append(context)
         page = context.new_page()
@@ -82,7 +82,7 @@ class Pages:
             self.problems.append(message.text)
 
 
-def wait_for(page, condition, timeout=8_000):
+def wait_for(page, condition, timeout=30_000):
     """Playwright's own ``wait_for_function`` evaluates strings in the page, which the page's policy forbids."""
     held = page.evaluate(f"""async () => {{
       const end = performance.now() + {timeout};
@@ -96,7 +96,7 @@ def wait_for(page, condition, timeout=8_000):
 
 
 def wait_for_words(page, selector, words):
-    playwright.expect(page.locator(selector)).to_contain_text(words, timeout=8_000)
+    playwright.expect(page.locator(selector)).to_contain_text(words, timeout=30_000)
 
 
 def speak(page, text="Some words."):

@@ -1,12 +1,11 @@
 """Rows H of the bad inputs: HTTP and headers, as raw bytes. Every row leaves a server that answers others."""
 
 import resource
-import time
 
 import pytest
 
 from tests.beside import FakeServiceWithNeighbour, beside_each_row, memory_below
-from tests.server_helpers import LoopbackServer, post, read_all, read_head, status_and_code
+from tests.server_helpers import LoopbackServer, at_once, post, read_all, read_head, status_and_code
 from vivace.config import ServerConfig
 
 KEY = "correct-horse-battery"
@@ -139,14 +138,11 @@ ROWS = {
 def test_row(server, row):
     data, wanted = ROWS[row]
     server.service.script = [0.05]
-    started = time.monotonic()
-    with memory_below(megabytes=32):
+    with memory_below(megabytes=32), at_once(2.0):
         answer = server.exchange(data, timeout=5)
-    took = time.monotonic() - started
     assert status_and_code(answer) == wanted
     assert answer.count(b"HTTP/1.1 ") == 1
     assert answer.count(b"x-request-id: req_") == 1
-    assert took < 2.0
     assert b"a" * 100 not in answer, "nothing of the input comes back"
     assert b"200 OK" in server.exchange(
         _line(b"GET /health/live HTTP/1.1").replace(BODY, b"").replace(b"15", b"0")
@@ -172,9 +168,8 @@ def test_H3_hundreds_of_partial_requests_disturb_nobody(server):
             connection = context.__enter__()
             held.append((context, connection))
             connection.sendall(b"POST /v1/aud")
-        started = time.monotonic()
-        assert b"200 OK" in server.exchange(_request())
-        assert time.monotonic() - started < 2.0
+        with at_once(2.0):
+            assert b"200 OK" in server.exchange(_request())
         assert all(status_and_code(read_all(connection))[0] == 408 for _, connection in held)
     finally:
         for context, _ in held:

@@ -400,20 +400,26 @@ def test_many_coroutines_that_come_and_go(random_model_folder, ask, alone):
         assert samples in (None, alone(number % 6)), number
 
 
+@pytest.fixture(scope="module")
+def long_ones(engine, voices):
+    """Requests of different lengths, and the samples that each has alone."""
+    requests = [
+        SynthesisRequest(
+            "the fox sang in the rain and " * count, voice=voice, sampling=SamplingParams(seed=3)
+        )
+        for count, voice in zip((6, 2, 4), voices, strict=True)
+    ]
+    return requests, [engine.synthesize(request).samples.tobytes() for request in requests]
+
+
 @pytest.mark.parametrize("in_turn", [True, False])
-def test_chunks_of_one_stream_in_a_launch(random_model_folder, monkeypatch, engine, voices, in_turn):
+def test_chunks_of_one_stream_in_a_launch(random_model_folder, monkeypatch, long_ones, in_turn):
     """Their number grows while a stream has the engine to itself; the samples stay, also when others come."""
     monkeypatch.setattr(flow_device, "launch_costs", lambda *_: {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4})
     waves = []
     run = WaveSolver.run
     monkeypatch.setattr(WaveSolver, "run", lambda self, known: waves.append(len(self.x)) or run(self, known))
-    requests = [
-        SynthesisRequest(
-            "the fox sang in the rain and " * count, voice=voice, sampling=SamplingParams(seed=3)
-        )
-        for count, voice in zip((9, 3, 6), voices, strict=True)
-    ]
-    alone = [engine.synthesize(request).samples.tobytes() for request in requests]
+    requests, alone = long_ones
     monkeypatch.setattr(
         device_stages, "make_device_flow", lambda flow, *_, **__: make_device_flow(flow, None, 8)
     )

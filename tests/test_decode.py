@@ -499,7 +499,7 @@ def faulty_child(body: str) -> list[str]:
     return [sys.executable, "-P", "-c", code]
 
 
-QUICK = Limits(decode_seconds=0.5)
+QUICK = Limits(decode_seconds=1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tokens queued ahead, the prompt's last chunk before the first audio, launches in halves: on a CPU, plain kernels."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -27,6 +28,17 @@ def open_engine(folder, **options):
 def engine(random_model_folder):
     with open_engine(random_model_folder) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    """What the voice and the seed of this number give in an engine that has nothing else to do."""
+
+    @functools.cache
+    def result(seed):
+        return engine.synthesize(request(noise_voice(engine._config, 50, seed=seed), seed))
+
+    return result
 
 
 def parts(engine):
@@ -195,10 +207,10 @@ def out_of_memory(monkeypatch, owner, name, most):
 
 @pytest.mark.parametrize("stage", ["flow", "vocoder", "lm"])
 @pytest.mark.parametrize("most", [1, 2])
-def test_launches_that_do_not_fit_are_halved(engine, monkeypatch, stage, most):
+def test_launches_that_do_not_fit_are_halved(engine, alone, monkeypatch, stage, most):
     _, device = parts(engine)
     voices = [noise_voice(engine._config, 50, seed=seed) for seed in range(5)]
-    alone = [engine.synthesize(request(voice, seed)) for seed, voice in enumerate(voices)]
+    wanted = [alone(seed) for seed in range(len(voices))]
     limit, halved = engine._scheduler.limit, device.launches_halved
     limit.chunks = limit.most
     owner, name = {
@@ -212,7 +224,7 @@ def test_launches_that_do_not_fit_are_halved(engine, monkeypatch, stage, most):
     assert max(refused) > most
     assert device.launches_halved == halved + len(refused)
     assert limit.chunks < limit.most
-    for live, want in zip(lives, alone, strict=True):
+    for live, want in zip(lives, wanted, strict=True):
         assert live.error is None
         assert live.num_speech_tokens == want.num_speech_tokens
         if stage != "lm":  # other numbers of rows round differently
@@ -221,10 +233,10 @@ def test_launches_that_do_not_fit_are_halved(engine, monkeypatch, stage, most):
 
 
 @pytest.mark.parametrize("stage", ["flow", "vocoder", "lm", "prompt"])
-def test_only_the_row_that_does_not_fit_alone_fails(engine, monkeypatch, stage):
+def test_only_the_row_that_does_not_fit_alone_fails(engine, alone, monkeypatch, stage):
     _, device = parts(engine)
     voices = [noise_voice(engine._config, 50, seed=seed) for seed in range(4)]
-    alone = [engine.synthesize(request(voice, seed)).samples.tobytes() for seed, voice in enumerate(voices)]
+    wanted = [alone(seed).samples.tobytes() for seed in range(len(voices))]
     lives = [engine.submit(request(voice, seed)) for seed, voice in enumerate(voices)]
     victim = lives[2]
 
@@ -261,13 +273,13 @@ def test_only_the_row_that_does_not_fit_alone_fails(engine, monkeypatch, stage):
     run_to_the_end(engine)
     assert isinstance(victim.error, OverloadedError)
     assert "memory" in str(victim.error)
-    for live, want in zip(lives, alone, strict=True):
+    for live, want in zip(lives, wanted, strict=True):
         if live is not victim:
             assert live.error is None
             if stage in ("flow", "vocoder"):
                 assert take_all(engine, live) == want
     assert held(engine) == (0, 0, 0)
-    assert engine.synthesize(request(voices[2], 2)).samples.tobytes() == alone[2]
+    assert engine.synthesize(request(voices[2], 2)).samples.tobytes() == wanted[2]
 
 
 def test_a_flow_that_did_not_fit_leaves_its_stream_as_it_was(engine, monkeypatch):

@@ -114,12 +114,13 @@ def test_figures_and_pictures_grow_while_audio_arrives(pages, fake):
 
 
 def test_stop_is_silent_at_once_and_cancels(pages, fake):
-    fake.endless, fake.gap_s = True, 0.1
+    fake.endless, fake.gap_s = True, 0.02
     page = pages.open()
     speak(page, "Long.")
     wait_for(page, SOUND)
+    wait_for(page, "document.querySelectorAll('#chunk-rows tr').length >= 30")  # far more than is heard below
     page.keyboard.press("Escape")
-    wait_for(page, SILENCE, timeout=1_000)
+    wait_for(page, SILENCE, timeout=5_000)
     wait_for_words(page, "#state", "Stopped")
     assert page.inner_text("#speak") == "Speak"
     assert page.input_value("#text") == "Long."
@@ -127,8 +128,9 @@ def test_stop_is_silent_at_once_and_cancels(pages, fake):
     assert page.is_enabled("#download")  # what was made can be kept
     page.click("#speak")
     wait_for(page, SOUND)
+    wait_for(page, "document.querySelectorAll('#chunk-rows tr').length >= 30")
     page.click("#speak")
-    wait_for(page, SILENCE, timeout=1_000)
+    wait_for(page, SILENCE, timeout=5_000)
     assert fake.cancelled == 2
 
 

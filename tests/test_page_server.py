@@ -147,7 +147,7 @@ def test_stop_ends_the_request_and_errors_are_explained(page):
     speak(page, "This is a long sentence, and it goes on and on, until somebody stops it. " * 3)
     wait_for(page, SOUND, timeout=20_000)
     page.keyboard.press("Escape")
-    wait_for(page, SILENCE, timeout=1_000)
+    wait_for(page, SILENCE, timeout=3_000)
     speak(page, "!!!")
     wait_for_words(page, "#alert", "This text holds nothing that the model can speak.")
     wait_for_words(page, "#alert-advice", "Server: ")

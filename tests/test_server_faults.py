@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from tests.beside import FakeServiceWithNeighbour, beside
+from tests.beside import FakeServiceWithNeighbour, beside, own_temporary_folder
 from tests.server_helpers import LoopbackServer, post, read_head, status_and_code, wait_until
 from tests.test_bad_inputs_voices import AUDIO, CONSENT, FORM_KIND, NAME, _form
 from vivace.voice import file as voice_file
@@ -41,10 +41,10 @@ def server(folder):
 
 
 @pytest.fixture(autouse=True)
-def nobody_notices(server):
+def nobody_notices(server, tmp_path):
     server.service.script = [0.02] * NUM_CHUNKS
     server.service.ended.clear()
-    with beside(server):
+    with own_temporary_folder(tmp_path), beside(server):
         yield
     figures = metrics(server)
     assert figures["accepted"] == figures["done"] + figures["failed"] + figures["cancelled"]

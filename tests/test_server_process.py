@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
 FAULTY = (sys.executable, "-P", "-m", "tests.fault_worker")
 QUICK = Watch(
-    silence_s=1.5, step_s=0.6, probe_s=2.0, wait_s=0.0, backoff_s=0.05, max_backoff_s=0.1, stall_s=0.5
+    silence_s=3.0, step_s=1.5, probe_s=10.0, wait_s=0.0, backoff_s=0.05, max_backoff_s=0.1, stall_s=10.0
 )
 DEADLINE_S = 60.0
 CHUNK_SAMPLES = 480
@@ -101,7 +100,7 @@ def real(random_model_folder, tmp_path_factory):
     settings = EngineSettings(random_model_folder, voices_folder=tmp_path_factory.mktemp("voices"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VIVACE_THREADS", "1")  # as in this process: sums come in the same order
-        host = Host(settings=settings, model="tiny")
+        host = Host(settings=settings, model="tiny", watch=Watch(wait_s=DEADLINE_S))
     yield host
     host.close()
 
@@ -280,7 +279,10 @@ def test_figures_of_the_engine(faulty):
 
 
 def test_a_slow_consumer_pauses_alone_and_is_ended(faulty):
+    stall_s = 1.0
+
     async def scenario(service):
+        service._supervisor.watch = replace(QUICK, stall_s=stall_s)
         slow = service.stream(ask("chunks=200", 1))
         first = await anext(slow)
         assert first.index == 0
@@ -298,10 +300,13 @@ def test_a_slow_consumer_pauses_alone_and_is_ended(faulty):
         async for _ in patient:
             num_chunks += 1
             if num_chunks % 10 == 0:
-                await asyncio.sleep(QUICK.stall_s / 2)
+                await asyncio.sleep(stall_s / 4)
         assert num_chunks == 30
 
-    faulty.run(scenario)
+    try:
+        faulty.run(scenario)
+    finally:
+        faulty.service._supervisor.watch = QUICK
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop", "hang", "die", "fail", "poison"])
@@ -321,10 +326,8 @@ def test_a_lost_engine_is_replaced(faulty, caplog, fault):
         else:
             cause = asyncio.create_task(samples_of(service.stream(ask(fault))))
         await until(lambda: service.state != "ready")
-        noticed = time.perf_counter()
-        assert service.state == "restarting"
         await asyncio.wait([*drains, *([cause] if cause else [])])
-        assert time.perf_counter() - noticed < 1.0
+        assert service.state == "restarting"  # they did not wait for the next engine
         for task in drains:
             assert isinstance(task.exception(), OverloadedError)
             assert (task.exception().code, task.exception().http_status) == ("engine_restarting", 503)
