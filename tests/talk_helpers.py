@@ -46,6 +46,7 @@ class TalkStream:
         self._num_samples = 0
         self._segment = 0
         self._spoken = [""]
+        self._skipped: list[str] = []
 
     def __aiter__(self):
         return self
@@ -90,6 +91,8 @@ class TalkStream:
                 await asyncio.sleep(0.05)
             elif word.strip() == "block":
                 await asyncio.Event().wait()
+            elif word.strip() == "unread":
+                self._skipped.append("你好")
             elif word.strip() == "fail":
                 raise SynthesisError("internal error (Planted)")
             while word.strip() == "endless":
@@ -123,7 +126,7 @@ class TalkStream:
     def summary(self):
         return SynthesisResult(
             np.zeros(0, np.float32), RATE, self._num_samples / RATE, 1.5, 2.0, 0.1, 80.0, 5, 25, 1, "stop",
-            StageTimes(lm_ms=1.0), self._spoken,
+            StageTimes(lm_ms=1.0), self._spoken, self._skipped,
         )  # fmt: skip
 
 

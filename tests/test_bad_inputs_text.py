@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -29,7 +30,7 @@ ROWS = {
     },
     "T2-math": ("√∑∫", UNSPEAKABLE),
     "T3-mark-then-quote": ('."hi"', AUDIO),
-    "T3-chinese": ("。”你好", AUDIO),
+    "T3-chinese": ("。”你好", UNSPEAKABLE),
     "T3-marks": ('?"', UNSPEAKABLE),
     "T4-nul": ("\0", EMPTY),
     "T4-nul-inside": ("hel\0lo", AUDIO),
@@ -49,8 +50,8 @@ ROWS = {
     "T8-hyphens": ("-" * 4_090 + " hi", AUDIO),
     "T8-numbered": ("1." * 2_048, AUDIO),
     "T8-slashes": ("1/" * 2_048, AUDIO),
-    "T9-one-word": ("a" * 4_096, AUDIO),
-    "T9-chinese": ("好" * 4_096, AUDIO),
+    "T9-one-word": ("a" * 4_096, UNSPEAKABLE),
+    "T9-chinese": ("好" * 4_096, UNSPEAKABLE),
     "T10-end-of-prompt": ("hi <|endofprompt|> there", TOKEN),
     "T10-chat": ("<|im_end|>", TOKEN),
     "T10-end-of-text": ("hi<|endoftext|>", TOKEN),
@@ -69,12 +70,14 @@ ROWS = {
     "T13-override": ("\u202ehello\u202c", AUDIO),
     "T14-noncharacter": ("\uffff", UNSPEAKABLE),
     "T14-private": ("\ue000\ue001", UNSPEAKABLE),
-    "T14-tibetan": ("བོད་སྐད", AUDIO),
-    "T14-cuneiform": ("𒀀𒁀", AUDIO),
-    "T15-amharic": ("ሰላም", AUDIO),
-    "T15-thai": ("สวัสดี", AUDIO),
-    "T15-mixed": ("Hello 你好 мир ሰላም", AUDIO),
-    **{f"T16-{text}": (text, AUDIO) for text in ("a", "啊", "1")},
+    "T14-tibetan": ("བོད་སྐད", UNSPEAKABLE),
+    "T14-cuneiform": ("𒀀𒁀", UNSPEAKABLE),
+    "T15-amharic": ("ሰላም", UNSPEAKABLE),
+    "T15-thai": ("สวัสดี", UNSPEAKABLE),
+    "T15-mixed": ("Hello and welcome, 你好 мир ሰላም", AUDIO),
+    "T15-mostly-russian": ("Привет, мир, and hello", UNSPEAKABLE),
+    **{f"T16-{text}": (text, AUDIO) for text in ("a", "π", "1")},
+    "T16-啊": ("啊", UNSPEAKABLE),
     "T17-letters": ("a " * 2_000, AUDIO),
     "T19-printf": ("%n%s%x {0} {{}} {% raw %}", AUDIO),
     "T19-shell": ("$(id) `id`; rm -rf / && echo hi", AUDIO),
@@ -84,13 +87,13 @@ ROWS = {
         for text in (
             "undefined null NaN true", "-1/2 0x7f 1e1000 09 1,2,3.4", "Ω≈ç√∫˜µ≤≥÷ åß∂ƒ©˙∆˚¬…æ",
             "x⁰₁ ½ ⅞ ☃ ℃", "‘a’ “b” ‚c‛ „d‟",
-            "田中さん 社會 찦차를", "ヽ༼ຈل͜ຈ༽ﾉ hi", "ＴＨＥ 𝐪𝐮𝐢𝐜𝐤 𝓫𝓻𝓸𝔀𝓷 🄵🄾🅇", "¡ɯǝɹol pɥsn ndp",
-            "بِسْمِ اللَّهِ hi", "᚛ᚄᚓᚐᚋ᚜ hi",
+            "Tanaka 田中さん 社會", "ヽ༼ຈل͜ຈ༽ﾉ hi there", "ＴＨＥ 𝐪𝐮𝐢𝐜𝐤 𝓫𝓻𝓸𝔀𝓷 🄵🄾🅇", "¡ɯǝɹol pɥsn ndp",
+            "بِسْمِ اللَّهِ begins it", "᚛ᚄᚓᚐᚋ᚜ hi you",
             "T̶̢͉o̷ ̶i̸n̷v̵o̷k̵e̴", "\u202atest\u2067word\u2069", "a\u2028b\u2029c\ufeffd", "🇷🇺🇸 👩🏽‍💻 hi",
             "<img src=x onerror=alert(1)> hi", "'; alert(1)// \" onfocus=x",
             "%d%s%n {0} ${jndi:x}", "1;DROP TABLE users",
             "../../../etc/hosts%00", "() { 0; }; touch x", "<?xml version=\"1.0\"?><!DOCTYPE x> hi", "CON PRN AUX LPT1",
-            "DCC SEND START 0 0 0", "Power لُلُصّبُلُلصّبُررً ॣ ॣh", "File:///etc/passwd", "+++ATH0", "`ls -al /`",
+            "DCC SEND START 0 0 0", "Power down لُلُصّبُلُلصّبُررً ॣ ॣh", "File:///etc/passwd", "+++ATH0", "`ls -al /`",
         )
     },
     "T21-log": ("hello\n[ERROR] fake \x1b[31mred\x1b[0m", AUDIO),
@@ -160,7 +163,7 @@ def test_T20_a_whole_list(server, client, part):
     assert set(codes) <= {"audio", EMPTY, UNSPEAKABLE, TOKEN}
 
 
-@pytest.mark.parametrize("text", ["a", "啊", "1"])
+@pytest.mark.parametrize("text", ["a", "π", "1"])
 def test_T16_one_character_is_short(client, text):
     response = client.post("/v1/audio/speech", json={"input": text, "response_format": "pcm"})
     assert 0.1 <= len(response.content) / 48_000 <= 5.0
@@ -199,6 +202,17 @@ def test_J20_instructions(client, instructions, code):
 def test_languages_that_are_none(client, language):
     status, error, _ = _first_bytes(client, input="Hi.", language=language)
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", "language")
+
+
+def test_T15_what_is_not_spoken_is_named(client):
+    body = {"input": "We say 你好 and hello, мир.", "response_format": "pcm"}
+    for more in ({}, {"stream": False}):
+        named = client.post("/v1/audio/speech", json=body | more).headers["x-vivace-skipped-text"]
+        assert [unquote(text) for text in named.split(",")] == ["你好", "мир"]
+    events = client.post("/v1/audio/speech", json=body | {"stream_format": "sse"}).text.split("\n\n")
+    assert json.loads(events[-2].removeprefix("data: "))["skipped_text"] == ["你好", "мир"]
+    plain = client.post("/v1/audio/speech", json=body | {"input": "Hi."})
+    assert "x-vivace-skipped-text" not in plain.headers
 
 
 def test_messages_hold_no_input(client):

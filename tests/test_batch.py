@@ -225,8 +225,8 @@ def test_ids_that_would_share_a_file_are_reported(read, engine, out):
     )
     summary, _ = run(engine, jobs, out)
     assert [(each.line, each.code, each.message) for each in summary.failures] == [
-        (2, "duplicate_id", "line 1 has the same id"),
-        (4, "duplicate_id", "line 3 has the same id"),
+        (2, "duplicate_id", "Line 1 has the same id."),
+        (4, "duplicate_id", "Line 3 has the same id."),
     ]
     assert summary.done == 2
     again, _ = run(engine, jobs, out)  # their failure does not hide that the first of each is done
@@ -267,22 +267,24 @@ def test_one_line_of_result_for_each_job(engine, out):
         "num_text_tokens": 3,
         "num_speech_tokens": 25,
         "finish_reason": "stop",
+        "skipped_text": None,
         "seed": 9,
         "attempts": 1,
         "code": None,
         "message": None,
         "fingerprint": job("a", "a\na", seed=9).fingerprint(),
     }
-    assert (failed["code"], failed["message"], failed["file"]) == ("some_code", "not today", None)
+    assert (failed["code"], failed["message"], failed["file"]) == ("some_code", "Not today.", None)
     assert summary.to_dict() | {"wall_seconds": 0, "audio_seconds_per_second": 0} == {
         "jobs": 2,
         "done": 1,
         "skipped": 0,
         "failed": 1,
+        "incomplete": 0,
         "audio_seconds": 1.0,
         "wall_seconds": 0,
         "audio_seconds_per_second": 0,
-        "failures": [{"id": "b", "line": None, "code": "some_code", "message": "not today"}],
+        "failures": [{"id": "b", "line": None, "code": "some_code", "message": "Not today."}],
     }
     assert names(out) == ["a.wav", "results.jsonl"]
 

@@ -80,6 +80,23 @@ def test_failures_are_listed_and_the_rest_is_done(vivace, write, random_model_fo
     assert sorted(path.name for path in out.iterdir()) == ["b.wav", "results.jsonl"]
 
 
+def test_what_the_embedded_model_cannot_read_is_in_the_results(vivace, write, tmp_path):
+    jobs, out = (
+        write({"id": "a", "text": "Say 你好 too."}, {"id": "b", "text": "你好，世界。"}),
+        tmp_path / "out",
+    )
+    code, lines, errors = vivace("batch", jobs, "-o", out, "--json")
+    assert code == 1
+    assert errors[0].startswith("vivace: line 2, b: The embedded model reads English only")
+    assert errors[1].startswith("vivace: Of 1 texts words were not spoken")
+    assert json.loads(lines[-1])["incomplete"] == 1
+    results = {
+        each["id"]: each for each in map(json.loads, (out / "results.jsonl").read_text("utf-8").splitlines())
+    }
+    assert (results["a"]["code"], results["a"]["skipped_text"]) == (None, ["你好"])
+    assert results["b"]["code"] == "unpronounceable_input"
+
+
 def test_a_long_list_of_failures_is_cut(vivace, write, random_model_folder, tmp_path):
     code, _, errors = vivace("batch", write(*["{"] * 60), "-o", tmp_path / "out", "-m", random_model_folder)
     assert code == 1

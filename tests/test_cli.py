@@ -48,6 +48,21 @@ def test_say_writes_a_wav_and_a_summary(vivace, random_model_folder, tmp_path):
         assert word in summary
 
 
+def test_say_names_what_the_embedded_model_cannot_read(vivace, tmp_path):
+    out = tmp_path / "hello.wav"
+    code, lines, errors = vivace("say", "Hello, 你好, and goodbye.", "-o", out, "--json")
+    assert code == 0
+    assert errors == ["vivace: Not spoken, since the model cannot read it: 你好"]
+    document = json.loads(lines[-1])
+    assert (document["spoken_text"], document["skipped_text"]) == (["Hello, and goodbye."], ["你好"])
+    code, _, errors = vivace("say", "你好，世界。", "-o", tmp_path / "none.wav")
+    assert code == 1
+    assert len(errors) == 1
+    assert errors[0].startswith("vivace: The embedded model reads English only")
+    assert errors[0].endswith("for Chinese and other languages. (unpronounceable_input)")
+    assert not (tmp_path / "none.wav").exists()
+
+
 def test_say_reads_standard_input_and_repeats_itself(vivace, random_model_folder, tmp_path):
     options = ("-m", random_model_folder, "--speed", 2)
     for name in ("one.wav", "two.wav"):

@@ -128,7 +128,67 @@ ENGLISH = {
     "Call 555-1234 now.": "Call five five five, one two three four now.",
     "+1 (555) 123-4567": "plus one, five five five, one two three, four five six seven",
     "1-800-555-0199": "one, eight zero zero, five five five, zero one nine nine",
+    # Amounts as chats write them.
+    "£3m": "three million pounds",
+    "a $5bn deal": "a five billion dollars deal",
+    "€2k/month": "two thousand euros per month",
+    "It costs $1.5B.": "It costs one point five billion dollars.",
+    "$50k-$60k": "fifty thousand dollars to sixty thousand dollars",
+    "$-5": "minus five dollars",
+    "5 €": "five euros",
+    "5$": "five dollars",
+    "5,99 €": "five euros and ninety nine cents",
+    "20 USD": "twenty US dollars",
+    "EUR 5 million": "five million euros",
+    "3m people live here": "three million people live here",
+    "3m tall": "three meters tall",
+    "10K users": "ten thousand users",
+    "1.2M downloads": "one point two million downloads",
+    "a 4K screen": "a four K screen",
+    "50-60k": "fifty to sixty k",
+    "100 000 people": "one hundred thousand people",
+    "1 250 000": "one million two hundred fifty thousand",
+    "1,5 kg": "one point five kilograms",
+    "3x faster": "three times faster",
+    "10-20 %": "ten to twenty percent",
+    "~10 km/h": "about ten kilometers per hour",
+    "500 requests/second": "five hundred requests per second",
+    "10/10": "ten out of ten",
+    "the 1st-3rd": "the first to third",
+    "1h 30m": "one hour thirty minutes",
+    "wait 30s": "wait thirty seconds",
+    "in his 30s": "in his thirties",
+    "5ft 10in": "five feet ten inches",
+    "Mon-Fri": "Monday to Friday",
+    "01.12.2026": "first of December twenty twenty six",
+    "3/4/24": "March fourth, twenty twenty four",
+    "2026-12-01T10:30:00Z": "December first, twenty twenty six at ten thirty UTC",
+    "Python 3.12": "Python three point twelve",
+    "Ubuntu 22.04": "Ubuntu twenty two point oh four",
+    "1080p": "ten eighty p",
+    "zip 90210": "zip nine zero two one zero",
+    "ISBN 978-3-16-148410-0": "ISBN nine seven eight, three, one six, one four eight four one zero, zero",
+    "chapter IV": "chapter four",
+    "the XIV century": "the XIV century",
+    # Mathematics, programs, signs.
+    "x^2 + y^3 = z^n": "x squared plus y cubed equals z to the power of n",
+    "1e-3": "one times ten to the power of minus three",
+    "10⁻³": "ten to the power of minus three",
+    "H₂O": "H two O",
+    "√16 = 4": "the square root of sixteen equals four",
+    "π ≈ 3.14": "π about three point one four",
+    r"\(\frac{a}{b} \times 3\)": "a over b times three",
+    r"The area is $A = \pi r^2$.": "The area is A equals pi r squared.",
+    "if x >= 10 && y != 3": "if x greater than or equal to ten and y not equal to three",
+    "10 → 20": "ten to twenty",
+    "Settings -> Privacy": "Settings, Privacy",
+    "max_tokens": "max tokens",
+    "C# and .NET": "C sharp and dot NET",
+    "@john #winning": "at john hashtag winning",
+    "w/o sugar": "without sugar",
     # Kept as they are.
+    "$HOME and $PATH": "$HOME and $PATH",
+    "version 2.13.0": "version 2.13.0",
     "www.example.com": "www.example.com",
     "https://example.com/a?b=1": "https://example.com/a?b=1",
     "me@example.com": "me@example.com",
@@ -248,6 +308,28 @@ def test_a16_tags_are_never_normalised_or_split():
 def test_a17_every_clause_once():
     text = "一只小羊是养,两只小羊是养,三只小羊就不是养了,是喂。"
     assert normalize(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("I have 12 pears and 你好", "I have twelve pears and 你好"),
+        ("I have 12 pears and こんにちは", "I have twelve pears and こんにちは"),
+        ("I have 3个 apples and 12 pears", "I have 三个 apples and twelve pears"),
+        ("I paid 12 元 for 2", "I paid 十二元 for two"),
+        ("The word 好 has 6 strokes.", "The word 好 has six strokes."),
+        (
+            "他说 I have 12 pears and 3 apples 然后走了5次",
+            "他说 I have twelve pears and three apples 然后走了五次",
+        ),
+        ("我有12个苹果, ok", "我有十二个苹果, ok"),
+        ("我用iPhone 12拍照", "我用iPhone 十二拍照"),
+        ("今天学习 Hello World 2024年", "今天学习 Hello World 二零二四年"),
+        ("OpenAI发布了GPT-4 Turbo，降低了50%。", "OpenAI发布了GPT四 Turbo，降低了百分之五十。"),
+    ],
+)
+def test_a_number_is_read_by_the_words_around_it(text, read):
+    assert normalize(text) == read
 
 
 def test_mixed_text_is_read_by_the_language_of_each_sentence():

@@ -46,7 +46,7 @@ def test_words_spaces_and_marks(pronouncer):
         ("(well) — \"so\"…", "[W][EH1][L], [S][OW1],"),
         ("  so ,, what?! ", " [S][OW1], [W][AH1][T]? "),
         ("[laughter] so [HH][AH0]<|endofprompt|>", "[laughter] [S][OW1] [HH][AH0]<|endofprompt|>"),
-        ("用中文 so", "用中文 [S][OW1]"),
+        ("用中文 so", " [S][OW1]"),
         ("Café", "[K][AH0][F][EY1]"),
         ("MP3", "[EH2][M][P][IY1] [TH][R][IY1]"),
         ("?!", ""),

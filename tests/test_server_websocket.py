@@ -75,6 +75,16 @@ def test_one_utterance_after_the_other_on_one_socket(server):
     talk(server, scenario)
 
 
+def test_the_end_of_an_utterance_names_what_was_not_spoken(server):
+    async def scenario(client):
+        for text, skipped in (("Say unread now.", ["你好"]), ("All of it.", None)):
+            await client.say("input.text", text=text)
+            await client.say("input.done")
+            assert (await client.until("audio.done")).get("skipped_text") == skipped
+
+    talk(server, scenario)
+
+
 def test_audio_comes_while_text_still_arrives(server):
     async def scenario(client):
         await client.say("input.text", text="First sec")

@@ -39,7 +39,7 @@ def read(data):
 def result(**changes):
     made = SynthesisResult(
         np.zeros(0, np.float32), 24_000, 1.5, 20.25, 80.125, 0.1 + 0.2, 1 / 3, 4, 25, 1, "stop",
-        StageTimes(1.0, 2.0, 3.0), ["One.", "Two."],
+        StageTimes(1.0, 2.0, 3.0), ["One.", "Two."], ["你", "好"],
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -47,13 +47,14 @@ def result(**changes):
 def test_a_chunk_crosses_bit_by_bit():
     samples = np.random.default_rng(0).standard_normal(1001).astype(np.float32)
     chunk = AudioChunk(samples, 24_000, 3, 1, 1 / 3, 12.345678901234, StageTimes(0.1, 0.2), True)
-    header, payload = read(wire.chunk_frame(7, chunk, result(), num_told=1))
+    header, payload = read(wire.chunk_frame(7, chunk, result(), num_told=1, num_skipped=1))
     assert (header["kind"], header["id"]) == ("chunk", 7)
     found = wire.chunk_of(header, payload)
     np.testing.assert_array_equal(found.samples, samples)
     assert replace(found, samples=samples) == replace(chunk, samples=samples)
     so_far = wire.result_of(header["result"])
     assert (so_far.rtf, so_far.tps, so_far.spoken_text) == (0.1 + 0.2, 1 / 3, ["Two."])
+    assert so_far.skipped_text == ["好"]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,9 @@ class SynthesisResult:
         ttfb_ms: from the request's start to its first samples.
         rtf: wall time ÷ audio time.
         tps: speech tokens per second of speech-LM time.
+        spoken_text: of each segment, as the model read it.
+        skipped_text: what the model cannot read and did not speak, such as words of another script in a text for the
+            embedded model; at most 50 entries, then ``…``.
     """
 
     samples: Samples
@@ -98,3 +101,4 @@ class SynthesisResult:
     finish_reason: FinishReason
     times: StageTimes
     spoken_text: list[str] = field(default_factory=list)
+    skipped_text: list[str] = field(default_factory=list)

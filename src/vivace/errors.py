@@ -14,10 +14,14 @@
     └── SynthesisError               a stage failed for this request (non-finite values, no speech made); 500
 
 Each error has a ``code`` of the error contract (a short stable word), an optional ``param`` (which input)
-and a message that says what to do. Messages never echo the caller's input.
+and a message that says what to do. Messages never echo the caller's input. Users read them as ``sentence``.
 """
 
 from __future__ import annotations
+
+import re
+
+_PLAIN_WORD = re.compile(r"[a-z][a-z']*(?= )")
 
 
 class VivaceError(Exception):
@@ -37,6 +41,18 @@ class VivaceError(Exception):
         self.message = message
         self.code = code or self.default_code
         self.param = param
+
+    @property
+    def sentence(self) -> str:
+        """``message`` as every interface shows it: one line, a capital letter, a full stop.
+
+        A name at its beginning (a file, an option, the input at fault) stays as it is written.
+        """
+        text = " ".join(self.message.split())
+        first = _PLAIN_WORD.match(text)
+        if first and first.group() != self.param:
+            text = text[0].upper() + text[1:]
+        return text if text.endswith((".", "!", "?")) else text + "."
 
 
 class InvalidRequestError(VivaceError, ValueError):

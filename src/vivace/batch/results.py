@@ -38,6 +38,7 @@ class JobResult:
         id: None only for a line of the jobs file that has none.
         line: of the jobs file.
         file: name in the folder; bytes: its size.
+        skipped_text: what the model cannot read and did not speak; None if it spoke all.
         seed: the one that spoke, or was tried last; attempts: how many were tried.
         code, message: why the job failed; None if it did not.
         fingerprint: of the job (``BatchJob.fingerprint``).
@@ -55,6 +56,7 @@ class JobResult:
     num_text_tokens: int | None = None
     num_speech_tokens: int | None = None
     finish_reason: str | None = None
+    skipped_text: list[str] | None = None
     seed: int | None = None
     attempts: int = 0
     code: str | None = None
@@ -71,8 +73,7 @@ class JobResult:
         attempts: int = 0,
     ) -> JobResult:
         """Of a job that ended with ``error``."""
-        message = " ".join(error.message.split())
-        return cls(job_id, line, seed=seed, attempts=attempts, code=error.code, message=message)
+        return cls(job_id, line, seed=seed, attempts=attempts, code=error.code, message=error.sentence)
 
 
 class ResultsFolder:

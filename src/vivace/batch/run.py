@@ -23,12 +23,14 @@ class BatchSummary:
 
     Attributes:
         done, skipped: jobs spoken in this run, and in earlier ones. failures: those that were not.
+        incomplete: of those done, jobs with words that the model cannot read (``skipped_text`` in the results).
         audio_seconds, wall_seconds: made in this run, and how long it took.
     """
 
     done: int = 0
     skipped: int = 0
     failures: list[JobResult] = field(default_factory=list)
+    incomplete: int = 0
     audio_seconds: float = 0.0
     wall_seconds: float = 0.0
 
@@ -45,6 +47,7 @@ class BatchSummary:
             "done": self.done,
             "skipped": self.skipped,
             "failed": len(self.failures),
+            "incomplete": self.incomplete,
             "audio_seconds": round(self.audio_seconds, 3),
             "wall_seconds": round(self.wall_seconds, 3),
             "audio_seconds_per_second": round(speed, 3),
@@ -149,6 +152,7 @@ class Batch:
         self._results.append(result)
         if result.code is None:
             self.summary.done += 1
+            self.summary.incomplete += result.skipped_text is not None
             self.summary.audio_seconds += result.audio_seconds or 0.0
         else:
             self.summary.failures.append(result)

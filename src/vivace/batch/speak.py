@@ -224,6 +224,7 @@ def _success(job: BatchJob, result: SynthesisResult, size: int, seed: int, attem
         num_text_tokens=result.num_text_tokens,
         num_speech_tokens=result.num_speech_tokens,
         finish_reason=result.finish_reason,
+        skipped_text=result.skipped_text or None,
         seed=seed,
         attempts=attempts,
     )

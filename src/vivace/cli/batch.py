@@ -85,6 +85,11 @@ def batch(
             sys.stderr.write("vivace: stopped; the same command goes on from here\n")
             raise
     _list_failures(work.summary.failures)
+    if work.summary.incomplete:
+        sys.stderr.write(
+            f"vivace: Of {work.summary.incomplete} texts words were not spoken, since the model cannot read them; "
+            "skipped_text in the results names them.\n"
+        )
     _report(work.summary, out, as_json)
     if work.summary.failures:
         raise typer.Exit(1)

@@ -48,10 +48,6 @@ def _options(
     """Options of the command itself; its help is the application's."""
 
 
-def _one_line(error: VivaceError) -> str:
-    return " ".join(error.message.split())
-
-
 def _end_on_signals() -> None:
     """A closed terminal and ``kill`` end the command as Ctrl-C does: no half-written file stays behind."""
 
@@ -81,10 +77,10 @@ def main() -> None:
     try:
         app()
     except (ModelFolderError, ServeError) as error:
-        sys.stderr.write(f"vivace: {_one_line(error)}\n")
+        sys.stderr.write(f"vivace: {error.sentence}\n")
         sys.exit(2)
     except VivaceError as error:
-        sys.stderr.write(f"vivace: {_one_line(error)} ({error.code})\n")
+        sys.stderr.write(f"vivace: {error.sentence} ({error.code})\n")
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(1)

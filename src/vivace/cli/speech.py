@@ -132,6 +132,9 @@ def _to_file(stream: SpeechStream, out: Path, rate_hz: int) -> SynthesisResult:
 
 
 def _report(result: SynthesisResult, out: Path, as_json: bool) -> None:
+    if result.skipped_text:
+        named = " | ".join(result.skipped_text)
+        sys.stderr.write(f"vivace: Not spoken, since the model cannot read it: {named}\n")
     times = result.times
     print_line(
         f"{out}: {result.audio_seconds:.2f} s of audio, TTFB {result.ttfb_ms:.0f} ms, RTF {result.rtf:.3f}, "

@@ -14,6 +14,7 @@ from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
 from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
 from vivace.text.protected import PROTECTED
+from vivace.text.readable import ReadableText, unreadable
 from vivace.text.special_tokens import TAG_PATTERN
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
@@ -58,6 +59,7 @@ class Frontend:
 
     Attributes:
         interleaving: the speech LM's configuration if it reads streamed text in turn with speaking, else None.
+        language: in which the model reads everything, if it knows one only; else None.
         segment_tokens: most text tokens of a segment.
     """
 
@@ -73,6 +75,7 @@ class Frontend:
                 f"{tokenizer_path}: has {self._tokenizer.vocab_size} tokens, the speech LM knows "
                 f"{config.lm.text_vocab_size}; take the tokenizer files of the same model folder"
             )
+        self.language: str | None = None
         self._pronouncer: Pronouncer | None = None
         if config.pronunciation is not None:
             if config.pronunciation != "en-arpabet":
@@ -80,6 +83,7 @@ class Frontend:
             from vivace.text.pronounce import Pronouncer
 
             self._pronouncer = Pronouncer.from_folder(folder)
+            self.language = "en"
 
     def tokens(self, text: str) -> list[int]:
         """Normalised text to ids, through the pronouncing front end where the model has one."""
@@ -90,28 +94,48 @@ class Frontend:
         parts = [(text, self.tokens(text)) for text in texts]
         return [(text, tokens) for text, tokens in parts if tokens]
 
-    def segments(self, text: str, language: str | None) -> list[SpokenPart]:
-        """Every segment of a text with its ids, in order; at least one. Raises InvalidTextError."""
-        spoken = finish_sentence(normalize(text, language, limits=self._limits))
+    def new_readable(self) -> ReadableText | None:
+        """What takes out of one text what the model cannot read; None if it reads all scripts."""
+        return None if self._pronouncer is None else ReadableText()
+
+    def segments(
+        self, text: str, language: str | None, readable: ReadableText | None = None
+    ) -> list[SpokenPart]:
+        """Every segment of a text with its ids, in order; at least one.
+
+        Args:
+            readable: a new one from ``new_readable``, for whoever wants to know what is left out.
+
+        Raises:
+            InvalidTextError: as ``normalize``; ``unpronounceable_input`` for a text that the model cannot read.
+        """
+        spoken = normalize(text, self.language or language, limits=self._limits)
+        readable = readable or self.new_readable()
+        if readable is not None:
+            spoken = readable.keep_most(spoken)
         parts = self.spoken_parts(
-            split_text(spoken, lambda part: len(self.tokens(part)), self.segment_tokens)
+            split_text(finish_sentence(spoken), lambda part: len(self.tokens(part)), self.segment_tokens)
         )
         if not parts:
-            raise InvalidTextError(
-                "the text holds nothing that this model can speak; use words", param="text"
-            )
+            raise self.nothing_spoken()
         return parts
+
+    def nothing_spoken(self) -> InvalidTextError:
+        """The error for a text that gives the model nothing to speak."""
+        if self._pronouncer is not None:
+            return unreadable()
+        return InvalidTextError("the text holds nothing that this model can speak; use words", param="text")
 
     def text_stream(self, language: str | None) -> ClauseStream:
         """For text that arrives in pieces."""
-        return ClauseStream(language, limits=self._limits)
+        return ClauseStream(self.language or language, limits=self._limits)
 
     def prompt(
         self, voice: Voice, instruction: str | None, *, cross_lingual: bool, language: str | None = None
     ) -> PromptTokens:
         """The part before the text; see ``text.prompts`` for the three modes. The flow keeps the voice in each."""
         reads_prompt = not cross_lingual and len(voice.speech_tokens) > 0
-        transcript = prepare_transcript(voice.prompt_text, limits=self._limits) if reads_prompt else ""
+        transcript = self._transcript(voice) if reads_prompt else ""
         prompt = build_prompt(
             self._tokenizer,
             transcript=self._pronounce(transcript),
@@ -127,6 +151,17 @@ class Frontend:
             first, text = [], first + text
         reads_speaker = self._style.speaker_with_instruction or not instruction
         return PromptTokens(first, text, speech, reads_speaker)
+
+    def _transcript(self, voice: Voice) -> str:
+        """What the voice's prompt says; empty if the model cannot read it, which then speaks as without."""
+        transcript = prepare_transcript(voice.prompt_text, self.language, limits=self._limits)
+        readable = self.new_readable()
+        if readable is None or not transcript:
+            return transcript
+        try:
+            return readable.keep_most(transcript)
+        except InvalidTextError:
+            return ""
 
     def _language_tag(self, language: str | None) -> list[int]:
         """The token that names the text's language, for models that read one."""

@@ -63,6 +63,7 @@ class Intake:
             pieces = iter(request.text)
         live = self._new_request(started, voice, request.sampling, request.speed, stream=request.stream)
         live.feed, live.reader, live.pieces = feed, reader, pieces
+        live.skipped_text = reader.skipped
         live.times.text_ms = live.elapsed_ms()
         return self._admit(live)
 

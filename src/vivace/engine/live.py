@@ -83,6 +83,7 @@ class LiveRequest:
         pieces: where streamed text comes from when the caller gave an iterable.
         given_tokens: speech tokens to render instead of text.
         chunks: made and not yet taken.
+        skipped_text: the reader's, which may still add to it.
         attempt: decodings of the segment that were thrown away.
         was_cut: a segment reached its longest length, or one token came over and over.
         is_cancelled: the consumer has left; nothing more is handed out.
@@ -113,6 +114,7 @@ class LiveRequest:
     num_chunks: int = 0
     chunks: deque[AudioChunk] = field(default_factory=deque)
     spoken_text: list[str] = field(default_factory=list)
+    skipped_text: list[str] = field(default_factory=list)
     times: StageTimes = field(default_factory=StageTimes)
     first_ms: float = 0.0
     wall_ms: float = 0.0

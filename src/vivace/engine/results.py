@@ -86,4 +86,5 @@ def summarise(live: LiveRequest, samples: Samples | None = None) -> SynthesisRes
         finish_reason=live.finish_reason or "cancelled",
         times=replace(live.times),
         spoken_text=list(live.spoken_text),
+        skipped_text=list(live.skipped_text),
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vivace.engine.interleave import Interleaver
-from vivace.errors import InvalidTextError
 from vivace.text.normalize import finish_sentence
 
 if TYPE_CHECKING:
@@ -24,10 +23,16 @@ if TYPE_CHECKING:
 
 
 class TextReader:
-    """Normalises and tokenises the text of one request. One thread at a time."""
+    """Normalises and tokenises the text of one request. One thread at a time.
+
+    Attributes:
+        skipped: what the model cannot read and does not speak; grows while text comes.
+    """
 
     def __init__(self, frontend: Frontend, request: SynthesisRequest) -> None:
         self._frontend = frontend
+        self._readable = frontend.new_readable()
+        self.skipped: list[str] = [] if self._readable is None else self._readable.skipped
         self._language = request.language
         self._clauses = None if isinstance(request.text, str) else frontend.text_stream(request.language)
         self._spoke = False
@@ -39,7 +44,7 @@ class TextReader:
             InvalidTextError: nothing to speak (known text), control tokens, too long …
         """
         if self._clauses is None:
-            return self._frontend.segments(text, self._language)
+            return self._frontend.segments(text, self._language, self._readable)
         return self._speakable(self._clauses.push(text))
 
     def finish(self) -> list[SpokenPart]:
@@ -51,12 +56,12 @@ class TextReader:
         clauses = [] if self._clauses is None else self._clauses.flush()
         rest = self._speakable([*clauses[:-1], *map(finish_sentence, clauses[-1:])])
         if self._clauses is not None and not self._spoke:
-            raise InvalidTextError(
-                "text is empty; give at least one word to speak", code="empty_input", param="text"
-            )
+            raise self._frontend.nothing_spoken()
         return rest
 
     def _speakable(self, clauses: Sequence[str]) -> list[SpokenPart]:
+        if self._readable is not None:
+            clauses = [self._readable.keep(clause) for clause in clauses]
         parts = self._frontend.spoken_parts(clauses)
         self._spoke = self._spoke or bool(parts)
         return parts

@@ -37,9 +37,10 @@ class Channel:
         self._news = asyncio.Event()
 
     def push(self, chunk: AudioChunk, result: SynthesisResult) -> None:
-        """A chunk, and the figures so far; of the spoken text only what is new."""
+        """A chunk, and the figures so far; of the spoken and the skipped text only what is new."""
         if self.result is not None:
             result.spoken_text = [*self.result.spoken_text, *result.spoken_text]
+            result.skipped_text = [*self.result.skipped_text, *result.skipped_text]
         self.chunks.append(chunk)
         self.result = result
         self._news.set()

@@ -124,7 +124,7 @@ def describe(error: BaseException) -> ErrorAnswer:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     param = _PARAMS.get(error.param or "", error.param)
-    return ErrorAnswer(status, error.code, error.message, param, headers)
+    return ErrorAnswer(status, error.code, error.sentence, param, headers)
 
 
 def _again(status: int) -> dict[str, str]:

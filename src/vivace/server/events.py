@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
     from vivace.server.errors import ErrorAnswer
+
+_MOST_IN_HEADER = 8
+"""Entries of the skipped text: 8 of 60 characters are less than 5 kB, which every proxy takes."""
 
 
 def _event(document: dict[str, Any]) -> bytes:
@@ -24,7 +28,8 @@ def done_event(summary: SynthesisResult) -> bytes:
     """The good end: tokens in and out as OpenAI counts them, and our figures."""
     num_in, num_out = summary.num_text_tokens, summary.num_speech_tokens
     usage = {"input_tokens": num_in, "output_tokens": num_out, "total_tokens": num_in + num_out}
-    return _event({"type": "speech.audio.done", "usage": usage, "timing": timing(summary)})
+    done = {"type": "speech.audio.done", "usage": usage, "timing": timing(summary)}
+    return _event(done | skipped(summary))
 
 
 def error_event(answer: ErrorAnswer) -> bytes:
@@ -50,6 +55,17 @@ def timing(summary: SynthesisResult) -> dict[str, Any]:
         "vocoder_ms": round(times.vocoder_ms, 1),
         "waiting_ms": round(times.waiting_ms, 1),
     }
+
+
+def skipped(summary: SynthesisResult) -> dict[str, Any]:
+    """What the model could not read and did not speak; nothing where it spoke all."""
+    return {"skipped_text": summary.skipped_text} if summary.skipped_text else {}
+
+
+def skipped_header(summary: SynthesisResult) -> dict[str, str]:
+    """The same as a header, percent-encoded UTF-8 with commas between."""
+    named = ",".join(quote(text, safe="") for text in summary.skipped_text[:_MOST_IN_HEADER])
+    return {"x-vivace-skipped-text": named} if named else {}
 
 
 def timing_headers(summary: SynthesisResult) -> dict[str, str]:

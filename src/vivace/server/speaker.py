@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.audio.encoders import open_encoder
 from vivace.server.connection import CloseError, PeerGoneError
 from vivace.server.errors import describe
-from vivace.server.events import timing
+from vivace.server.events import skipped, timing
 from vivace.server.playback import Playback
 from vivace.server.session_config import SessionConfig
 from vivace.server.utterance import Utterance, encode
@@ -183,12 +183,14 @@ class Speaker:
                 await self._connection.send_json(_timing_message(utterance, chunk, stream.summary()))
         await self._send_data(await asyncio.to_thread(encoder.finish))
         self._begin_end(utterance)
-        figures = {**timing(stream.summary()), "ttfb_ms": round(ttfb_ms, 1)}
+        summary = stream.summary()
+        figures = {**timing(summary), "ttfb_ms": round(ttfb_ms, 1)}
         await self._connection.send_json(
             {
                 "type": "audio.done",
                 "utterance": utterance.number,
                 **{name: figures[name] for name in _FIGURES},
+                **skipped(summary),
             }
         )
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from vivace.audio.encoders import MEDIA_TYPES, PcmEncoder, WavEncoder, encode_whole, open_encoder
 from vivace.server.answers import check_content_type, error_response
 from vivace.server.errors import ServerError, describe
-from vivace.server.events import delta_event, done_event, error_event, timing_headers
+from vivace.server.events import delta_event, done_event, error_event, skipped_header, timing_headers
 from vivace.server.guard import CUT, WriteStalledError
 from vivace.server.marked import MarkedService
 from vivace.server.models import check_model
@@ -146,7 +146,7 @@ class SpeechAnswer(Response):
         summary = stream.summary()
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         body = await asyncio.to_thread(self._whole_body, samples, summary)
-        headers = {"content-length": str(len(body)), **timing_headers(summary)}
+        headers = {"content-length": str(len(body)), **timing_headers(summary), **skipped_header(summary)}
         await self._start(send, headers)
         await send(_body(body, more=False))
 
@@ -160,7 +160,8 @@ class SpeechAnswer(Response):
             data = await _encode(encoder, chunk.samples)
             playback.note(chunk)
             if not self._has_started:
-                await self._start(send, {"x-vivace-ttfb-ms": f"{chunk.elapsed_ms:.1f}"})
+                headers = {"x-vivace-ttfb-ms": f"{chunk.elapsed_ms:.1f}"}
+                await self._start(send, headers | skipped_header(stream.summary()))
             if data:
                 before = time.monotonic()
                 await send(_body(delta_event(data) if self._call.is_events else data))

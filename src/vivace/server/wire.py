@@ -102,12 +102,18 @@ def request_of(header: Header, voice: str | Voice | None) -> SynthesisRequest:
     )
 
 
-def chunk_frame(request_id: int, chunk: AudioChunk, so_far: SynthesisResult, num_told: int = 0) -> bytes:
+def chunk_frame(
+    request_id: int, chunk: AudioChunk, so_far: SynthesisResult, num_told: int = 0, num_skipped: int = 0
+) -> bytes:
     """A chunk, with the figures of the request so far.
 
     Args:
-        num_told: segments whose text has been sent before.
+        num_told: segments whose text has been sent before. num_skipped: the same of ``skipped_text``.
     """
+    new_text = {
+        "spoken_text": so_far.spoken_text[num_told:],
+        "skipped_text": so_far.skipped_text[num_skipped:],
+    }
     header = {
         "kind": "chunk",
         "id": request_id,
@@ -117,7 +123,7 @@ def chunk_frame(request_id: int, chunk: AudioChunk, so_far: SynthesisResult, num
         "elapsed_ms": chunk.elapsed_ms,
         "times": astuple(chunk.times),
         "is_last": chunk.is_last,
-        "result": result_header(so_far) | {"spoken_text": so_far.spoken_text[num_told:]},
+        "result": result_header(so_far) | new_text,
     }
     return pack(header, np.ascontiguousarray(chunk.samples, "<f4").tobytes())
 

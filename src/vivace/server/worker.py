@@ -176,7 +176,7 @@ class Worker:
     async def _speak(self, request_id: int, session: _Session, *, is_streamed: bool) -> None:
         text = session.pieces() if is_streamed else None
         async with self._engine.stream(session.request, text) as stream:
-            is_last, num_told = False, 0
+            is_last, num_told, num_skipped = False, 0, 0
             while True:
                 if not is_last:  # after the last chunk comes only the end
                     await session.credit.acquire()
@@ -186,8 +186,8 @@ class Worker:
                     break
                 is_last = chunk.is_last
                 so_far = stream.summary()
-                self._writer.write(chunk_frame(request_id, chunk, so_far, num_told))
-                num_told = len(so_far.spoken_text)
+                self._writer.write(chunk_frame(request_id, chunk, so_far, num_told, num_skipped))
+                num_told, num_skipped = len(so_far.spoken_text), len(so_far.skipped_text)
                 await self._writer.drain()
             self._send({"kind": "end", "id": request_id, "result": result_header(stream.summary())})
 

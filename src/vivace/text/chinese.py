@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+
+from vivace.text.rules import Rule, apply_rules, rule
 
 _DIGITS = dict(zip("0123456789", "零一二三四五六七八九", strict=True))
 _UNITS = {
@@ -43,7 +44,7 @@ _UNITS = {
 _UNIT = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
 _CURRENCY = {"￥": "元", "¥": "元", "$": "美元", "€": "欧元", "£": "英镑"}
 # What makes a long number a quantity (read as a whole) and not a code.
-_MEASURE_WORDS = "元块万亿人个件米公吨斤股美欧日平千克毫厘次年天小分秒名位张本台辆部条只家户"
+MEASURE_WORDS = "元块万亿人个件米公吨斤股美欧日平千克毫厘次年天小分秒名位张本台辆部条只家户"
 _MATHS = {
     "＜": "小于",
     "<": "小于",
@@ -61,8 +62,6 @@ _MATHS = {
     "＋": "加",
     "+": "加",
 }
-
-Rule = tuple[re.Pattern[str], Callable[["re.Match[str]"], str]]
 
 
 def digits(text: str) -> str:
@@ -92,42 +91,37 @@ def _long_digits(match: re.Match[str]) -> str:
     return digits(text)
 
 
-def _rule(pattern: str, replace: Callable[[re.Match[str]], str] | str) -> Rule:
-    if isinstance(replace, str):
-        template = replace
-        return re.compile(pattern), lambda match: match.expand(template)
-    return re.compile(pattern), replace
-
-
 RULES: tuple[Rule, ...] = (
-    _rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
-    _rule(r"(?<=[0-9])％", "%"),
-    _rule(r"(?<=[0-9])%\s?[-–~～](?=[0-9])", "%到"),
-    _rule(
+    # A hyphen between letters and digits is no minus: GPT-4.
+    rule(r"(?<=[A-Za-z])[-–](?=[0-9])", ""),
+    rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
+    rule(r"(?<=[0-9])％", "%"),
+    rule(r"(?<=[0-9])%\s?[-–~～](?=[0-9])", "%到"),
+    rule(
         r"([0-9]{2,3})/([0-9]{2,3})(?=\s?mmHg)",
         lambda match: f"{cardinal(match.group(1))}比{cardinal(match.group(2))}",
     ),
-    _rule(r"([一二三四五六七八九十百零])\s?mmHg", r"\1毫米汞柱"),
-    _rule(rf"(?<=[0-9])\s?({_UNIT})(?![A-Za-z/²³])", lambda match: _UNITS[match.group(1)]),
-    _rule(r"[￥¥]\s?([0-9][0-9,.]*)\s?元", r"\1元"),
-    _rule(
+    rule(r"([一二三四五六七八九十百零])\s?mmHg", r"\1毫米汞柱"),
+    rule(rf"(?<=[0-9])\s?({_UNIT})(?![A-Za-z/²³])", lambda match: _UNITS[match.group(1)]),
+    rule(r"[￥¥]\s?([0-9][0-9,.]*)\s?元", r"\1元"),
+    rule(
         r"([￥¥$€£])\s?([0-9][0-9,]*(?:\.[0-9]+)?)([千百]?[万亿]?)",
         lambda match: match.group(2) + match.group(3) + _CURRENCY[match.group(1)],
     ),
-    _rule(
+    rule(
         r"(?<=[0-9])\.([0-9]*?)0+(元|美元|欧元|英镑)",
         lambda match: f".{match.group(1)}{match.group(2)}" if match.group(1) else match.group(2),
     ),
-    _rule(rf"(?<![\w.,:/-])[0-9]{{7,}}(?![0-9.,:/-]*[0-9]|[{_MEASURE_WORDS}])", _long_digits),
-    _rule(
-        rf"(?<=[\u4e00-\u9fff])(?<![{_MEASURE_WORDS}第])[0-9]{{7,}}(?![0-9.,:/-]*[0-9]|[{_MEASURE_WORDS}])",
+    rule(rf"(?<![\w.,:/-])[0-9]{{7,}}(?![0-9.,:/-]*[0-9]|[{MEASURE_WORDS}])", _long_digits),
+    rule(
+        rf"(?<=[\u4e00-\u9fff])(?<![{MEASURE_WORDS}第])[0-9]{{7,}}(?![0-9.,:/-]*[0-9]|[{MEASURE_WORDS}])",
         _long_digits,
     ),
-    _rule("[0-9]{13,}", lambda match: digits(match.group())),
-    _rule(r"[²]", "平方"),
-    _rule(r"[³]", "立方"),
-    _rule(r"(?<=[0-9])\s?[*×]\s?(?=[0-9])", "乘"),
-    _rule(r"[＜<＞>≤≥≠≈＝=×÷±＋]|(?<=[\w)])\s?\+\s?(?=[\w(])", lambda match: _MATHS[match.group().strip()]),
+    rule("[0-9]{13,}", lambda match: digits(match.group())),
+    rule(r"[²]", "平方"),
+    rule(r"[³]", "立方"),
+    rule(r"(?<=[0-9])\s?[*×]\s?(?=[0-9])", "乘"),
+    rule(r"[＜<＞>≤≥≠≈＝=×÷±＋]|(?<=[\w)])\s?\+\s?(?=[\w(])", lambda match: _MATHS[match.group().strip()]),
 )
 
 TRIGGER = re.compile(r"[0-9０-９²³＜<＞>≤≥≠≈＝=×÷±＋%％￥¥$€£℃°]")
@@ -141,9 +135,7 @@ _LEFTOVER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 def prepare(text: str) -> str:
     """Apply the rules, in order."""
-    for pattern, replace in RULES:
-        text = pattern.sub(replace, text)
-    return text
+    return apply_rules(RULES, text)
 
 
 def finish(text: str) -> str:

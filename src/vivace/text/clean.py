@@ -9,6 +9,7 @@ import re
 import unicodedata
 
 from vivace.errors import InvalidTextError
+from vivace.text.markdown import strip_markdown
 from vivace.text.special_tokens import AUDIBLE_TAGS, CONTROL_PATTERN, PAIRED_TAGS, TAG_PATTERN
 
 # SSML and HTML elements. Only known names: `x<y and z>w` is mathematics, not mark-up.
@@ -30,6 +31,16 @@ _ENTITIES = {
     "&apos;": "'",
     "&#39;": "'",
     "&nbsp;": " ",
+    "&rsquo;": "’",
+    "&lsquo;": "‘",
+    "&rdquo;": "”",
+    "&ldquo;": "“",
+    "&mdash;": "—",
+    "&ndash;": "–",
+    "&hellip;": "…",
+    "&deg;": "°",
+    "&euro;": "€",
+    "&pound;": "£",
 }
 _ENTITY = re.compile("|".join(_ENTITIES))
 
@@ -55,16 +66,15 @@ _SQUEEZED = str.maketrans(
 )
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _SPACES = re.compile(r"[^\S\n]+")
-_MARKDOWN_LINE = re.compile(r"(?m)^[ \t]*(?:#{1,6}|[-*+•>]|[-*_]{3,})[ \t]+")
-_MARKDOWN = re.compile(r"\*\*|__|~~|`+")
-_EMPHASIS = re.compile(r"(?<![\w*])\*(?=\S)([^*\n]{1,200}?)(?<=\S)\*(?![\w*])")
 # A run of one mark longer than three says nothing more and costs the number library seconds.
 _MARK_RUN = re.compile(r"([^\w\s])\1{3,}")
 _COMBINING = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _COMBINING_RUN = re.compile(f"({_COMBINING}{{4}}){_COMBINING}+")
-_EMOJI = re.compile(
+_EMOJI_CLASS = (
     "[\U0001f000-\U0001faff\U000e0000-\U000e01ef\u2600-\u27bf\u2b00-\u2bff\ufe00-\ufe0f\u20e3\u23e9-\u23fa]"
 )
+_EMOJI = re.compile(_EMOJI_CLASS)
+_EMOJI_BEFORE_MARK = re.compile(rf" ?{_EMOJI_CLASS}+(?=[.,!?;:…])")
 # Joiners shape Persian and Indic words; elsewhere (emoji families) they say nothing.
 _LOOSE_JOINER = re.compile(r"(?<!\w)[\u200c\u200d]+|[\u200c\u200d]+(?!\w)")
 
@@ -124,7 +134,7 @@ def clean_text(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
         text = _COMBINING_RUN.sub(r"\1", text)
-        text = _EMOJI.sub(" ", text).translate(_SQUEEZED)
+        text = _EMOJI.sub(" ", _EMOJI_BEFORE_MARK.sub("", text)).translate(_SQUEEZED)
     text = _ANY_BREAK.sub("\n", text)
     if not (text.isascii() and text.replace("\n", "").isprintable()):
         text = _TERMINAL_CODE.sub("", text)
@@ -135,8 +145,7 @@ def clean_text(text: str) -> str:
         text = MARKUP.sub(" ", text)
     if "&" in text:
         text = _ENTITY.sub(lambda match: _ENTITIES[match.group()], text)
-    text = _MARKDOWN_LINE.sub("", text)
-    text = _EMPHASIS.sub(r"\1", _MARKDOWN.sub("", text))
+    text = strip_markdown(text)
     text = _MARK_RUN.sub(r"\1\1\1", text)
     text = _drop_unpaired(text)
     text = _SPACES.sub(" ", text)

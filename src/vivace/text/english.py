@@ -7,50 +7,44 @@ These rules come before the library (which misreads some of these: ``1990s`` as 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
+from vivace.text.amounts_en import AMOUNT_RULES, MONTHS, START, N
 from vivace.text.numbers_en import cardinal, decimal, digits, number, ordinal, plural, year
+from vivace.text.rules import Rule, apply_rules, rule
+from vivace.text.symbols_en import SYMBOL_RULES, SYMBOL_TRIGGER
 from vivace.text.tables import words
-from vivace.text.units_en import ABBREVIATIONS, CURRENCIES, PER_UNITS, TITLES_BEFORE_NUMBER, UNITS
-
-Rule = tuple[re.Pattern[str], Callable[["re.Match[str]"], str]]
-
-_N = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_DECIMAL = rf"{_N}(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+"
-_START = r"(?<![\w.,])"
-_MONTHS = words(
-    "January February March April May June July August September October November December "
-    "Jan Feb Mar Apr Jun Jul Aug Sept Sep Oct Nov Dec"
+from vivace.text.units_en import (
+    ABBREVIATIONS,
+    CURRENCIES,
+    CURRENCY_CODES,
+    PER_UNITS,
+    TITLES_BEFORE_NUMBER,
+    UNITS,
 )
-_FULL_MONTHS = _MONTHS[:12]
-_MONTH = rf"({'|'.join(_MONTHS)})\b\.?"
-_SCALE = "thousand|million|billion|trillion|bn|[kKMB]"
-_SCALE_WORDS = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion", "bn": "billion"}
+
+_DECIMAL = rf"{N}(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+"
+_MONTH = rf"({'|'.join(MONTHS)}|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?"
+_SCALE = "thousand|million|billion|trillion|bn|mn|tn|[kKmMbBtT]"
+_SCALE_WORDS = {
+    "k": "thousand",
+    "m": "million",
+    "mn": "million",
+    "b": "billion",
+    "bn": "billion",
+    "t": "trillion",
+    "tn": "trillion",
+}
+_MONEY = {**CURRENCIES, **CURRENCY_CODES}
 _UNIT = "|".join(re.escape(unit) for unit in sorted([*UNITS, *PER_UNITS], key=len, reverse=True))
 _REGNAL = (
     "Henry|Louis|Elizabeth|Charles|George|Edward|James|William|Richard|John|Paul|Pius|Napoleon|Catherine|Ivan|"
     "Alexander|Benedict|Philip|Francis|Frederick|Leo|Peter|Gregory|Innocent|Clement"
 )
 _ROMAN = {
-    "II": 2,
-    "III": 3,
-    "IV": 4,
-    "V": 5,
-    "VI": 6,
-    "VII": 7,
-    "VIII": 8,
-    "IX": 9,
-    "X": 10,
-    "XI": 11,
-    "XII": 12,
-    "XIII": 13,
-    "XIV": 14,
-    "XV": 15,
-    "XVI": 16,
-    "XVII": 17,
-    "XVIII": 18,
-    "XIX": 19,
-    "XX": 20,
+    numeral: value
+    for value, numeral in enumerate(
+        words("II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX"), start=2
+    )
 }
 _ROMAN_PATTERN = "|".join(sorted(_ROMAN, key=len, reverse=True))
 _FRACTIONS = {
@@ -79,11 +73,11 @@ def _is_one(value: str) -> bool:
 
 def _money(match: re.Match[str]) -> str:
     sign, symbol, amount, scale = match.group("sign", "symbol", "amount", "scale")
-    one, many, cent, cents = CURRENCIES[symbol]
+    one, many, cent, cents = _MONEY[symbol]
     whole, _, fraction = amount.partition(".")
     minus = "minus " if sign else ""
     if scale:
-        return f"{minus}{number(amount)} {_SCALE_WORDS.get(scale, scale)} {many}"
+        return f"{minus}{number(amount)} {_SCALE_WORDS.get(scale.lower(), scale)} {many}"
     whole_words = f"{cardinal(whole)} {one if _is_one(whole) else many}"
     if len(fraction) == 2 and cent:
         if fraction == "00":
@@ -111,7 +105,7 @@ def _hour(match: re.Match[str]) -> str:
 
 
 def _month_name(short: str) -> str:
-    return next((name for name in _FULL_MONTHS if name.startswith(short[:3])), short)
+    return next((name for name in MONTHS if name.startswith(short[:3])), short)
 
 
 def _month_day(match: re.Match[str]) -> str:
@@ -132,12 +126,12 @@ def _day_range(match: re.Match[str]) -> str:
 
 
 def _iso_date(match: re.Match[str]) -> str:
-    return f"{_FULL_MONTHS[int(match.group(2)) - 1]} {ordinal(match.group(3))}, {year(match.group(1))}"
+    return f"{MONTHS[int(match.group(2)) - 1]} {ordinal(match.group(3))}, {year(match.group(1))}"
 
 
 def _us_date(match: re.Match[str]) -> str:
     month, day, long_year = match.groups()
-    return f"{_FULL_MONTHS[int(month) - 1]} {ordinal(day)}, {year(long_year)}"
+    return f"{MONTHS[int(month) - 1]} {ordinal(day)}, {year(long_year)}"
 
 
 def _phone(match: re.Match[str]) -> str:
@@ -225,13 +219,6 @@ def _regnal(match: re.Match[str]) -> str:
     return f"{match.group(1)} the {ordinal(str(_ROMAN[match.group(2)]))}"
 
 
-def _rule(pattern: str, replace: Callable[[re.Match[str]], str] | str) -> Rule:
-    if isinstance(replace, str):
-        template = replace
-        return re.compile(pattern), lambda match: match.expand(template)
-    return re.compile(pattern), replace
-
-
 _ABBREVIATION = "|".join(re.escape(short) for short in sorted(ABBREVIATIONS, key=len, reverse=True))
 _TITLE = "|".join(re.escape(short) for short in sorted(TITLES_BEFORE_NUMBER, key=len, reverse=True))
 # The full stop of `p.m.` may end the sentence too: it goes only where the sentence goes on.
@@ -239,116 +226,128 @@ _AM_PM = r"[AaPp]\.[Mm]\.(?=\s?[a-z,;])|[AaPp]\.?[Mm]\b"
 _HALF = rf"(?P<half>{_AM_PM})"
 
 RULES: tuple[Rule, ...] = (
+    *SYMBOL_RULES,
+    *AMOUNT_RULES,
     # St. is a saint before a name that begins a phrase and a street after a name.
-    _rule(r"(?<=[a-z] )St\.(?=\s|$|[,;?!])(?! [A-Z][a-z]+ [A-Z])", "Street"),
-    _rule(r"\bSt\. (?=[A-Z])", "Saint "),
-    _rule(rf"(?<![\w.])({_ABBREVIATION})(?=[\s,;:)]|$)", lambda match: ABBREVIATIONS[match.group(1)]),
-    _rule(rf"(?<!\w)({_TITLE})\s?(?=[0-9])", lambda match: TITLES_BEFORE_NUMBER[match.group(1)] + " "),
-    _rule(
-        rf"\b(War|Chapter|Part|Volume|Act|Section|Phase|Book|Title|Type|Stage|Level|Bowl) ({_ROMAN_PATTERN})\b",
+    rule(r"(?<=[a-z] )St\.(?=\s|$|[,;?!])(?! [A-Z][a-z]+ [A-Z])", "Street"),
+    rule(r"\bSt\. (?=[A-Z])", "Saint "),
+    rule(rf"(?<![\w.])({_ABBREVIATION})(?=[\s,;:)]|$)", lambda match: ABBREVIATIONS[match.group(1)]),
+    rule(rf"(?<!\w)({_TITLE})\s?(?=[0-9])", lambda match: TITLES_BEFORE_NUMBER[match.group(1)] + " "),
+    rule(
+        r"\b(War|[Cc]hapter|[Pp]art|[Vv]olume|Act|[Ss]ection|[Pp]hase|Book|Title|[Tt]ype|[Ss]tage|[Ll]evel|Bowl) "
+        rf"({_ROMAN_PATTERN})\b",
         _roman,
     ),
-    _rule(rf"\b({_REGNAL}) ({_ROMAN_PATTERN})\b", _regnal),
-    _rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
-    _rule(r"(?:(?<=[\s(\[\"'“=])|^)[-−](?=\.?[0-9])", "minus "),
-    _rule(r"\b1(00|000)s(?= of\b)", lambda match: "hundreds" if match.group(1) == "00" else "thousands"),
+    rule(rf"\b({_REGNAL}) ({_ROMAN_PATTERN})\b", _regnal),
+    rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
+    rule(r"(?:(?<=[\s(\[\"'“=])|^)[-−](?=\.?[0-9])", "minus "),
+    rule(r"\b1(00|000)s(?= of\b)", lambda match: "hundreds" if match.group(1) == "00" else "thousands"),
     # Ranges of something: the second number carries the unit.
-    _rule(rf"([$£€¥])({_N}(?:\.[0-9]+)?)\s?[-–]\s?(?:\1)?(?={_N})", r"\2 to \1"),
-    _rule(
-        rf"(?<![\w.,/-])({_N}(?:\.[0-9]+)?)\s?[-–]\s?(?=(?:{_N})(?:\.[0-9]+)?\s?(?:{_UNIT}|[AaPp]\.?[Mm]\b)(?![\w/²³]))",
+    rule(rf"([$£€¥])({N}(?:\.[0-9]+)?)\s?[-–]\s?(?:\1)?(?={N})", r"\2 to \1"),
+    rule(
+        rf"(?<![\w.,/-])({N}(?:\.[0-9]+)?)\s?[-–]\s?(?=(?:{N})(?:\.[0-9]+)?\s?(?:{_UNIT}|[AaPp]\.?[Mm]\b)(?![\w/²³]))",
         r"\1 to ",
     ),
-    _rule(r"(:[0-5][0-9]|[0-9]\s?[AaPp]\.?[Mm]\.?|%|°[CF]?)\s?[-–]\s?(?=[0-9])", r"\1 to "),
-    _rule(rf"\b{_MONTH} ([0-9]{{1,2}})\s?[-–]\s?([0-9]{{1,2}})(?![\w:%-]|[.,/][0-9])", _day_range),
-    _rule(
-        rf"(?P<sign>[-−]?)(?P<symbol>US\$|[$£€¥₹₩])\s?(?P<amount>{_N}(?:\.[0-9]+)?)(?:\s?(?P<scale>{_SCALE})\b)?",
+    rule(r"(:[0-5][0-9]|[0-9]\s?[AaPp]\.?[Mm]\.?|%|°[CF]?)\s?[-–]\s?(?=[0-9])", r"\1 to "),
+    rule(rf"\b{_MONTH} ([0-9]{{1,2}})\s?[-–]\s?([0-9]{{1,2}})(?![\w:%-]|[.,/][0-9])", _day_range),
+    rule(
+        rf"(?P<sign>[-−]?)(?P<symbol>US\$|[$£€¥₹₩]|\b(?:{'|'.join(CURRENCY_CODES)}))\s?(?P<amount>{N}(?:\.[0-9]+)?)(?:\s?(?P<scale>{_SCALE})\b)?",
         _money,
     ),
-    _rule(rf"{_START}([0-9]{{4}})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])", _iso_date),
-    _rule(
-        rf"{_START}(0?[1-9]|1[0-2])/(0?[1-9]|[12][0-9]|3[01])/((?:1[1-9]|20)[0-9]{{2}})(?![\w/])", _us_date
-    ),
-    _rule(
+    rule(rf"{START}([0-9]{{4}})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])", _iso_date),
+    rule(rf"{START}(0?[1-9]|1[0-2])/(0?[1-9]|[12][0-9]|3[01])/((?:1[1-9]|20)[0-9]{{2}})(?![\w/])", _us_date),
+    rule(
         rf"\b{_MONTH} (0?[1-9]|[12][0-9]|3[01])(?:st|nd|rd|th)?(?![\w:%]|[.,/][0-9])"
         r"(?:,? ([12][0-9]{3})(?![\w:%]|[.,][0-9]))?",
         _month_day,
     ),
-    _rule(
-        rf"{_START}(0?[1-9]|[12][0-9]|3[01])(?:st|nd|rd|th)? (?:of )?{_MONTH}(?:,? ([12][0-9]{{3}})\b)?",
+    rule(
+        rf"{START}(0?[1-9]|[12][0-9]|3[01])(?:st|nd|rd|th)? (?:of )?{_MONTH}(?:,? ([12][0-9]{{3}})\b)?",
         _day_month,
     ),
-    _rule(
-        rf"{_START}(?P<hour>[01]?[0-9]|2[0-4]):(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9]))?(?![:0-9])(?:\s?{_HALF})?",
+    rule(
+        rf"{START}(?P<hour>[01]?[0-9]|2[0-4]):(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9]))?(?![:0-9])(?:\s?{_HALF})?",
         _clock,
     ),
-    _rule(rf"{_START}(1[0-2]|[1-9])\s?({_AM_PM})", _hour),
-    _rule(
+    rule(rf"{START}(1[0-2]|[1-9])\s?({_AM_PM})", _hour),
+    rule(
         r"(?<![\w-])(?:\+[0-9]{1,3}[-. ]?)?(?:\([0-9]{2,4}\) ?|[0-9]{3}[-. ])[0-9]{3,4}[-. ][0-9]{4}(?![\w-])",
         _phone,
     ),
-    _rule(r"(?<![\w-])1-[0-9]{3}-[0-9]{3}-[0-9]{4}(?![\w-])", _phone),
-    _rule(
+    rule(r"(?<![\w-])1-[0-9]{3}-[0-9]{3}-[0-9]{4}(?![\w-])", _phone),
+    rule(
         r"(?<![\w-])\+[0-9]{1,3}(?:[- ][0-9]{2,5}){2,5}(?![\w-])|(?<![\w-])[0-9]{3}-[0-9]{4}(?![\w-])", _phone
     ),
-    _rule(r"(?<!\w)((?:1[0-9]|20)[0-9]0)['’]?s\b|(?<!\w)['’]?([1-9]0)['’]?s\b", _decade),
-    _rule(rf"{_START}({_N})(?:st|nd|rd|th)\b", lambda match: ordinal(match.group(1))),
-    _rule(r"(?<![\w/.,])(?:([0-9]{1,3}) )?([0-9]{1,3})/([0-9]{1,4})(?![\w/]|[.,][0-9])", _fraction),
-    _rule(
+    rule(
+        r"(?<![\w-])[0-9]+(?:-[0-9]+){2,}(?![\w-])",
+        lambda match: ", ".join(digits(group) for group in match.group().split("-")),
+    ),
+    rule(
+        r"(?<!\w)((?:1[0-9]|20)[0-9]0)['’]?s\b|(?:(?<!\w)['’]|(?<=[Tt]he )|(?<=[Hh]is )|(?<=[Hh]er )|(?<=my )|(?<=our )"
+        r"|(?<=heir )|(?<=your )|(?<=arly )|(?<=mid )|(?<=mid-)|(?<=late ))([1-9]0)['’]?s\b",
+        _decade,
+    ),
+    rule(rf"{START}({N})(?:st|nd|rd|th)\b", lambda match: ordinal(match.group(1))),
+    rule(r"(?<![\w/.,])(?:([0-9]{1,3}) )?([0-9]{1,3})/([0-9]{1,4})(?![\w/]|[.,][0-9])", _fraction),
+    rule(
         r"([0-9]+)\s?([½¼¾⅓⅔⅛⅜⅝⅞])", lambda match: f"{cardinal(match.group(1))} and {_MIXED[match.group(2)]}"
     ),
-    _rule("[½¼¾⅓⅔⅛⅜⅝⅞]", lambda match: _FRACTIONS[match.group()]),
-    _rule(r"\b([0-9]{1,2})['′]([0-9]{1,2})(?:\"|″|'')", r"\1 feet \2 inches"),
-    _rule(
+    rule("[½¼¾⅓⅔⅛⅜⅝⅞]", lambda match: _FRACTIONS[match.group()]),
+    rule(r"\b([0-9]{1,2})['′]([0-9]{1,2})(?:\"|″|'')", r"\1 feet \2 inches"),
+    rule(
         rf"(?:(?<![\w.,)])(?P<sign>[-−])|(?<![\w.,]))(?P<value>{_DECIMAL})\s?(?P<unit>{_UNIT})(?![\w/²³])",
         _measure,
     ),
-    _rule(r"([0-9)])\s[-−]\s(?=[^-=]{1,40}=)", r"\1 minus "),
-    _rule(rf"{_START}({_N}(?:\.[0-9]+)?)\s?[-–—]\s?({_N}(?:\.[0-9]+)?)(?![\w-]|[.,][0-9])", _range),
-    _rule(r"([0-9])\s?%", r"\1 percent"),
-    _rule(r"([A-Za-z0-9)])²", r"\1 squared"),
-    _rule(r"([A-Za-z0-9)])³", r"\1 cubed"),
-    _rule(r"([0-9])\s?[x×*]\s?(?=[0-9])", r"\1 times "),
-    _rule(r"([0-9)])\s?\^\s?(?=[0-9])", r"\1 to the power of "),
-    _rule(r"([0-9)])\s?÷\s?(?=[0-9(])", r"\1 divided by "),
-    _rule(r"\+\+", " plus plus"),
-    _rule(r"(?<![\w)])\+(?=[0-9])", "plus "),
-    _rule(r"(?<=[\w)])\s?\+\s?(?=[\w(])", " plus "),
-    _rule(r"(?<=[0-9A-Za-z])\+(?=\W|$)", " plus"),
-    _rule(r"(?<=[\w)])\s?=\s?(?=[-\w(])", " equals "),
-    _rule(r"\s?&\s?", " and "),
-    _rule(r"(?<=\w)\s?@\s?(?=\w)", " at "),
-    _rule(r"\s?[≤⩽]\s?", " less than or equal to "),
-    _rule(r"\s?[≥⩾]\s?", " greater than or equal to "),
-    _rule(r"\s?≠\s?", " not equal to "),
-    _rule(r"\s?≈\s?", " about "),
-    _rule(r"(?<=[\w)])\s?[<＜]\s?(?=[-\w(])|[<＜]\s?(?=[0-9])", " less than "),
-    _rule(r"(?<=[\w)])\s?[>＞]\s?(?=[-\w(])|[>＞]\s?(?=[0-9])", " greater than "),
-    _rule(r"[~∼](?=[0-9])", "about "),
-    _rule(r"\s?±\s?", " plus or minus "),
-    _rule("§\\s?", "section "),
-    _rule("[©®™]", ""),
-    _rule(r"(?<![\w.,-])[0-9]{7,}(?![\w-]|[.,][0-9])", _long_digits),
-    _rule(
+    rule(r"([0-9)])\s[-−]\s(?=[^-=]{1,40}=)", r"\1 minus "),
+    rule(rf"{START}({N}(?:\.[0-9]+)?)\s?[-–—]\s?({N}(?:\.[0-9]+)?)(?![\w-]|[.,][0-9])", _range),
+    rule(r"([0-9])\s?%", r"\1 percent"),
+    rule(r"([A-Za-z0-9)])²", r"\1 squared"),
+    rule(r"([A-Za-z0-9)])³", r"\1 cubed"),
+    rule(r"([0-9])\s?[x×*]\s?(?=[0-9])", r"\1 times "),
+    rule(r"([0-9)])\s?\^\s?(?=[0-9])", r"\1 to the power of "),
+    rule(r"([0-9)])\s?÷\s?(?=[0-9(])", r"\1 divided by "),
+    rule(r"\+\+", " plus plus"),
+    rule(r"(?<![\w)])\+(?=[0-9])", "plus "),
+    rule(r"(?<=[\w)])\s?\+\s?(?=[\w(])", " plus "),
+    rule(r"(?<=[0-9A-Za-z])\+(?=\W|$)", " plus"),
+    rule(r"(?<=[\w)])\s{0,3}=\s{0,3}(?=[-\w(])", " equals "),
+    rule(r"\s?&\s?", " and "),
+    rule(r"(?<=\w)\s?@\s?(?=\w)", " at "),
+    rule(r"\s?[≤⩽]\s?", " less than or equal to "),
+    rule(r"\s?[≥⩾]\s?", " greater than or equal to "),
+    rule(r"\s?≠\s?", " not equal to "),
+    rule(r"\s?≈\s?", " about "),
+    rule(r"(?<=[\w)])\s?[<＜]\s?(?=[-\w(])|[<＜]\s?(?=[0-9])", " less than "),
+    rule(r"(?<=[\w)])\s?[>＞]\s?(?=[-\w(])|[>＞]\s?(?=[0-9])", " greater than "),
+    rule(r"[~∼](?=[0-9])", "about "),
+    rule(r"\s?±\s?", " plus or minus "),
+    rule("§\\s?", "section "),
+    rule("[©®™]", ""),
+    rule(r"(?<![\w.,-])[0-9]{7,}(?![\w-]|[.,][0-9])", _long_digits),
+    rule(
         r"(?<![\w.,])[0-9]{16,}(?:\.[0-9]+)?(?![\w]|,[0-9])",
         lambda match: " point ".join(digits(part) for part in match.group().split(".")),
     ),
-    _rule(
-        rf"{_START}[0-9]{{1,3}}(?:,[0-9]{{3}})+(?:\.[0-9]+)?(?![\w]|[.,][0-9])",
+    rule(
+        rf"{START}[0-9]{{1,3}}(?:,[0-9]{{3}})+(?:\.[0-9]+)?(?![\w]|[.,][0-9])",
         lambda match: number(match.group()),
     ),
-    _rule(r"\b911\b", "nine one one"),
+    rule(r"\b911\b", "nine one one"),
     # Numbers that stand alone. The library sees only single words that still hold digits after this: with a
     # whole sentence it reads `5 in the` as inches and `march 5` as a date.
-    _rule(
-        rf"(?<![\w.,:/-])(?<![0-9]['’])(?:{_N}(?:\.[0-9]+)?|\.[0-9]+)(?!\w|[.,:/'’-][0-9])",
+    rule(
+        rf"(?<![\w.,:/-])(?<![0-9]['’])(?:{N}(?:\.[0-9]+)?|\.[0-9]+)(?!\w|[.,:/'’-][0-9])",
         _plain_number,
     ),
     # Letters and digits run together: A4, 3D, MP3, H2O.
-    _rule(r"(?<=[A-Za-z])[-–](?=[0-9])|(?<=[0-9])[-–](?=[A-Za-z])", " "),
-    _rule(r"(?<=[A-Za-z])[0-9]+(?![0-9.,:/])|(?<![0-9.,:/])[0-9]+(?=[A-Za-z])", _code_number),
+    rule(r"(?<=[A-Za-z])[-–](?=[0-9])|(?<=[0-9])[-–](?=[A-Za-z])", " "),
+    rule(r"(?<=[A-Za-z])[0-9]+(?![0-9.,:/])|(?<![0-9.,:/])[0-9]+(?=[A-Za-z])", _code_number),
 )
 
-TRIGGER = re.compile(r"[0-9０-９&%+=@#<>$£€¥₹₩~^*×÷±°²³½-¾⅓-⅞≤≥≠≈§©®™＜＞]|[A-Za-z]\.|\b[IVX]{2,}\b| [VX]\b")
+TRIGGER = re.compile(
+    r"[0-9０-９&%+=@#<>$£€¥₹₩~^*×÷±°²³½-¾⅓-⅞≤≥≠≈√§₀-₉⁰-⁹©®™＜＞]|[A-Za-z]\.|\b[IVX]{2,}\b| [VX]\b"
+    rf"|\bw/|\bvs\b|[a-z]\s?[-–]\s?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)|{SYMBOL_TRIGGER}"
+)
 """A clause without a match is read as it stands."""
 
 _LEFTOVER_NUMBER = re.compile(r"(?<![0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
@@ -357,9 +356,7 @@ _SPACES = re.compile(" {2,}")
 
 def prepare(text: str) -> str:
     """Apply the rules, in order."""
-    for pattern, replace in RULES:
-        text = pattern.sub(replace, text)
-    return _SPACES.sub(" ", text)
+    return _SPACES.sub(" ", apply_rules(RULES, text))
 
 
 def finish(text: str) -> str:

@@ -15,7 +15,12 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 _KANA = re.compile("[\u3041-\u3096\u30a1-\u30fa\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")
 _CYRILLIC = re.compile("[\u0400-\u052f]")
+GREEK_ALONE = re.compile("(?<![\u0370-\u03ff])[α-ωΑ-Ω](?![\u0370-\u03ff])")
+"""A Greek letter that stands for itself, as in formulas."""
 _OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0530-\u10ff\u1200-\u1cff\u2d00-\u2ddf\ua000-\uabff\ufb1d-\ufefc]")
+CJK = f"{_HAN.pattern[1:-1]}{_KANA.pattern[1:-1]}{_HANGUL.pattern[1:-1]}"
+"""Chinese characters, kana and Hangul, for use in a character class."""
+_CJK_LETTER = re.compile(f"[{CJK}]")
 _LATIN_WORD = re.compile(r"[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+(?:['’][A-Za-z]+)?")
 
 # Words found often in one of the languages and not in the other list.
@@ -84,17 +89,19 @@ def is_language(language: str) -> bool:
 def detect_language(text: str, default: str = "en") -> str:
     """``zh``, ``ja``, ``ko``, ``ru``, ``en``, ``other``; ``default`` where nothing tells (digits only).
 
-    Han characters with kana are Japanese, with Hangul Korean, else Chinese. Latin text is English unless
-    words or letters of another European language outweigh.
+    Han characters with kana are Japanese, with Hangul Korean, else Chinese; a few of them in a Latin sentence decide
+    nothing. Latin text is English unless words or letters of another European language outweigh.
     """
     text = PROTECTED.sub(" ", text)  # the "com" of an address is no Portuguese
-    if not text.isascii():
+    text = GREEK_ALONE.sub(" ", text)  # a formula is not Greek
+    if not text.isascii() and _is_mostly_cjk(text):
         if _KANA.search(text):
             return "ja"
         if _HANGUL.search(text):
             return "ko"
         if _HAN.search(text):
             return "ja" if default == "ja" else "zh"
+    if not text.isascii():
         cyrillic = len(_CYRILLIC.findall(text))
         other = len(_OTHER_SCRIPT.findall(text))
         if cyrillic or other:
@@ -102,6 +109,23 @@ def detect_language(text: str, default: str = "en") -> str:
             if max(cyrillic, other) * 2 > latin:
                 return "ru" if cyrillic >= other else "other"
     return _latin_language(text, default)
+
+
+def _is_mostly_cjk(text: str) -> bool:
+    """Whether a text is written in Chinese, Japanese or Korean: it may name things in Latin letters."""
+    letters = len(_CJK_LETTER.findall(text))
+    latin = _LATIN_WORD.findall(text)
+    # A word of a sentence counts for two characters, a name for one.
+    return letters > 0 and letters >= len(latin) * (2 if _is_english(latin) else 1)
+
+
+def is_english_phrase(text: str) -> bool:
+    """Whether Latin words are English rather than names and terms: one of the commonest is among them."""
+    return _is_english(_LATIN_WORD.findall(text))
+
+
+def _is_english(latin: list[str]) -> bool:
+    return len(latin) > 1 and any(word == "I" or word.lower() in _ENGLISH for word in latin)
 
 
 def _latin_language(text: str, default: str) -> str:

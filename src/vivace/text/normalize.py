@@ -19,6 +19,7 @@ from vivace.text.boundaries import clause_end, is_cjk
 from vivace.text.chinese import digits as digits_zh
 from vivace.text.clean import check_text, clean_text, is_blank, refuse_control_tokens, require_content
 from vivace.text.language import READ_NUMBERS, detect_language, language_code
+from vivace.text.mixed import number_spans
 from vivace.text.numbers_en import digits as digits_en
 from vivace.text.protected import split_protected
 
@@ -123,9 +124,15 @@ class ClauseJoiner:
 
 def normalize_clause(clause: str, language: str, *, use_library: bool = True) -> str:
     """Normalise one clause of at most a few hundred characters. Never raises for its content."""
+    return "".join(
+        _normalize_span(span, spoken_in, use_library) for span, spoken_in in number_spans(clause, language)
+    )
+
+
+def _normalize_span(span: str, language: str, use_library: bool) -> str:
     if language not in READ_NUMBERS:
-        return clause
-    return _cached_clause(clause, language) if use_library else _read_clause(clause, language, False)
+        return span
+    return _cached_clause(span, language) if use_library else _read_clause(span, language, False)
 
 
 @lru_cache(maxsize=4096)

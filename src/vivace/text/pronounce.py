@@ -1,17 +1,18 @@
 """The embedded model's English front end: words become bracketed ARPAbet tags of CosyVoice 3's token list.
 
 ``Hello, world!`` → ``[HH][AH0][L][OW1], [W][ER1][L][D]!``. A space parts words, and ``, . ? !`` stay; other
-punctuation becomes one of these or nothing. Tags in brackets pass through, and so do letters of other scripts.
+punctuation becomes one of these or nothing. Tags in brackets pass through. Letters of other scripts are not said:
+``text.readable`` takes them out before, and names them.
 Numbers are expected to be written out already (``text.normalize``); stray digits are read one by one.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path
 
 from vivace.text.lexicon import Lexicon, Phonemes
+from vivace.text.readable import plain_letters
 from vivace.text.special_tokens import COSYVOICE3_TOKENS
 
 LEXICON_NAME = "lexicon.xz"
@@ -111,7 +112,7 @@ class Pronouncer:
         out = _Writer()
         shouting = not any(c.islower() for c in text)
         previous = ""
-        pieces = list(_PIECES.finditer(_plain_letters(text)))
+        pieces = list(_PIECES.finditer(plain_letters(text)))
         next_words = _next_words(pieces)
         for place, piece in enumerate(pieces):
             kind, value = piece.lastgroup, piece.group()
@@ -138,7 +139,7 @@ class Pronouncer:
 
     def pronounce(self, word: str) -> Phonemes:
         """Phonemes of one word out of context, such as ``("HH", "AH0", "L", "OW1")``."""
-        return self.lexicon.pronounce(_plain_letters(word).lower())
+        return self.lexicon.pronounce(plain_letters(word).lower())
 
     def _other(self, value: str, out: _Writer) -> None:
         if value in _PUNCTUATION:
@@ -147,11 +148,9 @@ class Pronouncer:
             out.separate()
             out.word(_tags(self.lexicon.pronounce(_SIGNS[value])))
             out.separate()
-        elif value.isalpha():
-            out.word(value)
         elif value in "-/_‐‑":
             out.separate()
-        # Quotes and everything else make no sound.
+        # Quotes, other scripts and everything else make no sound.
 
     def _in_context(self, word: str, previous: str, following: str, shouting: bool) -> Phonemes:
         """Phonemes of a word between its neighbours (``following`` as written, ``previous`` in lower case)."""
@@ -230,15 +229,3 @@ def _next_words(pieces: list[re.Match[str]]) -> list[str]:
 
 def _tags(phonemes: Phonemes) -> str:
     return "".join(f"[{phoneme}]" for phoneme in phonemes)
-
-
-def _plain_letters(text: str) -> str:
-    """Typewriter apostrophes, and Latin letters without their accents; other scripts stay as they are."""
-    text = text.replace("’", "'").replace("‘", "'").replace("ʼ", "'")
-    if text.isascii():
-        return text
-    out = []
-    for character in text:
-        first = unicodedata.normalize("NFKD", character)[0]
-        out.append(first if first.isascii() and first.isalnum() else character)
-    return "".join(out)

@@ -143,6 +143,21 @@ CURRENCIES: dict[str, tuple[str, str, str, str]] = {
 }
 """Symbol to unit, units, hundredth, hundredths."""
 
+CURRENCY_CODES: dict[str, tuple[str, str, str, str]] = {
+    "USD": ("US dollar", "US dollars", "cent", "cents"),
+    "EUR": ("euro", "euros", "cent", "cents"),
+    "GBP": ("British pound", "British pounds", "penny", "pence"),
+    "CHF": ("Swiss franc", "Swiss francs", "", ""),
+    "JPY": ("yen", "yen", "", ""),
+    "CNY": ("yuan", "yuan", "", ""),
+    "RMB": ("yuan", "yuan", "", ""),
+    "INR": ("rupee", "rupees", "paisa", "paise"),
+    "KRW": ("won", "won", "", ""),
+    "CAD": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "AUD": ("Australian dollar", "Australian dollars", "cent", "cents"),
+}
+"""The same for ISO codes and ``RMB``."""
+
 ABBREVIATIONS: dict[str, str] = {
     "Dr.": "Doctor",
     "Mr.": "Mister",
