@@ -353,6 +353,39 @@ def test_official_weights_are_copied_so_that_the_folder_may_be_written(folder: P
     assert_same_weights(model, open_model(folder))
 
 
+def test_a_new_folder_gets_nothing_from_outside_the_old_one(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"a": 0}')
+    vocabulary = folder / "CosyVoice-BlankEN" / "vocab.json"
+    aside = folder / "vocab.json"
+    vocabulary.rename(aside)
+    vocabulary.symlink_to("../vocab.json")
+    convert_folder(folder, tmp_path / "linked within")
+    copied = tmp_path / "linked within" / "CosyVoice-BlankEN" / "vocab.json"
+    assert not copied.is_symlink()
+    assert copied.read_bytes() == aside.read_bytes()
+
+    vocabulary.unlink()
+    vocabulary.symlink_to(secret)
+    with pytest.raises(ModelFolderError, match=r"CosyVoice-BlankEN/vocab\.json: is a link that leads out"):
+        convert_folder(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_links_of_a_download_cache_are_followed(folder: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "0123abcd"
+    blobs.mkdir(parents=True)
+    snapshot.parent.mkdir()
+    folder.rename(snapshot)
+    for number, path in enumerate(sorted(path for path in snapshot.rglob("*") if path.is_file())):
+        path.rename(blobs / str(number))
+        path.symlink_to(blobs / str(number))
+    convert_folder(snapshot, tmp_path / "out")
+    for path in (tmp_path / "out").rglob("*"):
+        assert not path.is_symlink()
+    assert (tmp_path / "out" / "campplus.onnx").read_bytes() == (snapshot / "campplus.onnx").read_bytes()
+
+
 def test_weights_that_overflow_are_not_converted(folder: Path, tmp_path: Path) -> None:
     state = load(folder / "flow.pt")
     state["input_embedding.weight"][3, 4] = 70_000.0

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from vivace.checkpoint import convert_folder
 from vivace.doctor import examine, examine_folder, examine_machine
+from vivace.engine.loading import model_folder
 
 
 @pytest.fixture
@@ -65,6 +66,13 @@ def test_complete_folders_can_do_everything(folder: Path, tmp_path: Path) -> Non
         assert any(
             line.startswith("can       speak, instruct, clone, convert voice") for line in report.lines()
         )
+
+
+def test_the_embedded_model_takes_no_instructions() -> None:
+    report = examine(model_folder("mini"))
+    assert report.usable
+    assert report.folder is not None
+    assert report.folder.features == {"speak": True, "instruct": False, "clone": True, "convert_voice": True}
 
 
 @pytest.mark.parametrize(

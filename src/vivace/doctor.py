@@ -222,7 +222,7 @@ def examine_folder(folder: Path, tokenizer: Path | None = None) -> FolderReport:
     speak = has_text and ("voices" in parts or encoders)
     report.features = {
         "speak": speak,
-        "instruct": speak,
+        "instruct": speak and config.pronunciation is None,  # the embedded model was taught no instructions
         "clone": speak and encoders,
         "convert_voice": weights_ok and encoders and "voices" not in parts.broken,
     }

@@ -244,8 +244,27 @@ def _copy_others(folder: Path, out: Path) -> None:
         if not source.exists():
             continue
         check_file(source)
+        real = _within(folder, source)
         (out / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, out / relative)
+        shutil.copyfile(real, out / relative, follow_symlinks=False)
+
+
+def _within(folder: Path, path: Path) -> Path:
+    """``path`` with its links resolved. A new folder is passed on, so it gets nothing from elsewhere on this machine.
+
+    Links within the folder are followed, and those of a download cache, whose files lie in ``blobs`` beside
+    ``snapshots``.
+
+    Raises:
+        ModelFolderError: it is, or lies behind, a link to another place.
+    """
+    root, real = folder.resolve(), path.resolve()
+    blobs = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
+    if not any(real.is_relative_to(place) for place in (root, *blobs)):
+        raise ModelFolderError(
+            f"{path.relative_to(folder)}: is a link that leads out of the model folder; put the file itself there"
+        )
+    return real
 
 
 def _sha256(path: Path) -> str:
