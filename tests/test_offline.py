@@ -297,5 +297,7 @@ def test_missing_packages_are_named_with_what_to_do(tmp_path, bundle, tried, mon
     printed = capsys.readouterr().out
     assert "THE REFERENCE IMPLEMENTATION DOES NOT RUN: ModuleNotFoundError: No module named 'toy'" in printed
     assert "unpack --link toy" in printed
+    with pytest.raises(UnpackError, match="the Python that has it"):
+        judge({"ours": (0, "torch: No module named 'torch'")}, {"packages": []})
     with pytest.raises(UnpackError, match="Killed"):
         judge({"ours": (-9, "Killed")}, {"packages": []})

@@ -255,8 +255,11 @@ def judge(outcomes: dict[str, tuple[int, str]], contents: dict[str, object]) -> 
             )
     status, said = outcomes["ours"]
     if status or said:
-        names = " ".join(dict.fromkeys(missing(said))) or "NAME"
-        raise UnpackError(f"not everything is here:\n{said}\npack with --lacking {names} and those before")
+        names = dict.fromkeys(missing(said))
+        if "torch" in names:
+            raise UnpackError("PyTorch is not here: run this with the Python that has it")
+        wanted = " ".join(names) or "NAME"
+        raise UnpackError(f"not everything is here:\n{said}\npack with --lacking {wanted} and those before")
     print(f"the project runs with {len(contents['packages'])} packages of the file")  # type: ignore[arg-type]
 
 
