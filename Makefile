@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes of the tests: one a core, `make test WORKERS=1` for one alone. Each takes up to 3 GB of memory.
+# Processes of the tests, each with up to 3 GB of memory: one a core, four at most; `make test WORKERS=0`: in one process.
 WORKERS ?= auto
 
 .PHONY: demo test lint types contracts unit format clean
