@@ -67,6 +67,7 @@ def test_an_answer_that_comes_letter_by_letter():
         ("an array[0](x) and f(x)", "an array[0](x) and f(x)"),
         ("a|b", "a|b"),
         ("| a | | b |", "a, b"),
+        ("| 名称 | 价格 |", "名称，价格"),
         ("- [ ] task", "task"),
         ("> > quoted twice", "quoted twice"),
         ("· dot", "dot"),

@@ -122,4 +122,5 @@ def test_single_greek_letters_are_names_and_foreign_latin_letters_are_said(prono
     assert pronouncer.to_tags("π") == pronouncer.to_tags("pi")
     assert pronouncer.to_tags("2π, Δx") == pronouncer.to_tags("2 pi, delta x")
     assert pronouncer.to_tags("Þór Łukasz") == pronouncer.to_tags("Thor Lukasz")
+    assert pronouncer.to_tags("T̶̢͉o̷ ̶i̸n̷v̵o̷k̵e̴") == pronouncer.to_tags("To invoke")
     assert pronouncer.to_tags("straße") == pronouncer.to_tags("strasse")

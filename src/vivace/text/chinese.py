@@ -81,6 +81,17 @@ def cardinal(text: str) -> str:
     return words + (_DIGITS[str(ones)] if ones or not value else "")
 
 
+def _scaled(match: re.Match[str]) -> str:
+    sign, amount, scale = match.groups()
+    zeros = {"k": 3, "m": 6, "b": 9}[scale[0].lower()]
+    whole, _, fraction = amount.partition(".")
+    digits = (whole + fraction[:zeros].ljust(zeros, "0")).lstrip("0") or "0"
+    for name, size in (("亿", 8), ("万", 4)):
+        if len(digits) > size and digits.endswith("0" * size):
+            return f"{sign}{digits[:-size]}{name}"
+    return sign + digits
+
+
 def _long_digits(match: re.Match[str]) -> str:
     text = match.group()
     # Mobile numbers: the library reads them as 幺三八….
@@ -92,8 +103,18 @@ def _long_digits(match: re.Match[str]) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    # A hyphen between letters and digits is no minus: GPT-4.
+    # A hyphen between letters and digits is no minus: GPT-4, Qwen2.5-7B.
     rule(r"(?<=[A-Za-z])[-–](?=[0-9])", ""),
+    rule(r"([A-Za-z][0-9]+(?:\.[0-9]+)?)-(?=[0-9])", r"\1，"),
+    rule(r"([0-9])\s?[-–~～]\s?(?=[0-9]+\s?[点时岁])", r"\1到"),
+    rule(r"([￥¥$€£]\s?)([0-9]+(?:\.[0-9]+)?)(k|K|m|M|bn|b|B)(?![A-Za-z])", _scaled),
+    rule(r"(?<![￥¥$€£0-9.,])([0-9][0-9,]*(?:\.[0-9]+)?)\s?([$€£])(?![0-9])", r"\2\1"),
+    rule(r"([元块镑])/(?=[月年天日周人次个小])", r"\1每"),
+    rule(r"√\s?(?=[A-Za-z0-9(])", "根号"),
+    rule(r"(?<=[A-Za-z0-9)])\^([23])(?![0-9])", lambda match: "平方" if match.group(1) == "2" else "立方"),
+    rule(r"(?<=[A-Za-z0-9)])\^([0-9]+)", r"的\1次方"),
+    rule(r"([0-9%])\s?(?:->|=>|→|⇒)\s?(?=[0-9])", r"\1到"),
+    rule(r"\s?(?:->|=>|→|⇒)\s?(?=\S)", "，"),
     rule("[０-９]", lambda match: chr(ord(match.group()) - 0xFEE0)),
     rule(r"(?<=[0-9])％", "%"),
     rule(r"(?<=[0-9])%\s?[-–~～](?=[0-9])", "%到"),
@@ -124,7 +145,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"[＜<＞>≤≥≠≈＝=×÷±＋]|(?<=[\w)])\s?\+\s?(?=[\w(])", lambda match: _MATHS[match.group().strip()]),
 )
 
-TRIGGER = re.compile(r"[0-9０-９²³＜<＞>≤≥≠≈＝=×÷±＋%％￥¥$€£℃°]")
+TRIGGER = re.compile(r"[0-9０-９²³＜<＞>≤≥≠≈＝=×÷±＋%％￥¥$€£℃°√→⇒]|[元块镑]/|->|=>")
 """A clause without a match is read as it stands."""
 
 _SPACE_BETWEEN = re.compile(

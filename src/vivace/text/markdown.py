@@ -13,6 +13,7 @@ _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[\w+#.-]{0,40}[ \t]*$")
 _UNDERLINE = re.compile(r"(?m)^[ \t]*(?:[=_*-]|- |\* ){3,200}[ \t]*$")
 _TABLE_RULE = re.compile(r"(?m)^[ \t]*\|?(?:[ \t]*:?-{2,50}:?[ \t]*\|){1,50}[ \t]*(?::?-{2,50}:?[ \t]*)?$")
 _TABLE_ROW = re.compile(r"(?m)^[ \t]*\|(.{1,2000})\|[ \t]*$")
+_HAN = re.compile("[\u3400-\u9fff]")
 _LINK = re.compile(
     r"!?\[([^\[\]\n]{0,200})\]\((?:https?:|mailto:|www\.|[/#.]|[\w-]{1,60}[./])[^()\s]{0,500}(?: \"[^\"\n]{0,100}\")?\)"
 )
@@ -47,7 +48,8 @@ def strip_markdown(text: str) -> str:
 
 
 def _cells(match: re.Match[str]) -> str:
-    return ", ".join(cell.strip() for cell in match.group(1).split("|") if cell.strip())
+    comma = "，" if _HAN.search(match.group(1)) else ", "
+    return comma.join(cell.strip() for cell in match.group(1).split("|") if cell.strip())
 
 
 def _label(match: re.Match[str]) -> str:

@@ -48,7 +48,7 @@ UNREADABLE_ADVICE = (
 
 
 def plain_letters(text: str) -> str:
-    """Typewriter apostrophes, Latin letters without accents, Greek letters as names; other scripts stay."""
+    """Typewriter apostrophes, Latin letters without accents and marks, Greek letters as names; other scripts stay."""
     text = text.replace("’", "'").replace("‘", "'").replace("ʼ", "'")
     if text.isascii():
         return text
@@ -59,6 +59,8 @@ def plain_letters(text: str) -> str:
 def _plain(character: str) -> str:
     if character in _LETTERS:
         return _LETTERS[character]
+    if unicodedata.category(character) == "Mn":
+        return ""
     decomposed = unicodedata.normalize("NFKD", character)
     letters = "".join(part for part in decomposed if part.isascii() and part.isalnum())
     return letters or character
@@ -154,7 +156,7 @@ def _other_scripts(text: str) -> list[tuple[int, int]]:
         elif is_open and unicodedata.category(character)[0] == "M":
             spans[-1] = spans[-1][0], index + 1
         elif character.isalnum():
-            if index in alone or character in _LETTERS or _plain(character)[0].isascii():
+            if index in alone or character in _LETTERS or _plain(character)[:1].isascii():
                 is_open = False
                 continue
             spans.append((spans.pop()[0] if is_open else index, index + 1))
