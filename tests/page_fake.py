@@ -47,6 +47,7 @@ class Fake:
         self.endless = False
         self.ready = True
         self.key: str | None = None
+        self.skipped_text: list[str] = []
         self.speech_error: dict[str, str] | None = None
         self.upload_error: tuple[int, str] | None = None
         self.cut_after: int | None = None
@@ -191,6 +192,7 @@ async def _speak(fake: Fake, socket: WebSocket, heard: list[dict]) -> None:
             "tps": 400.0,
             "audio_seconds": 0.5 * index,
             "finish_reason": "stop",
+            **({"skipped_text": fake.skipped_text} if fake.skipped_text else {}),
         }
     )
 

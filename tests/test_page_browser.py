@@ -412,6 +412,14 @@ def test_errors_are_words_of_the_page_with_the_server_s_advice(pages, fake, loca
     assert not page.is_visible("#alert")
 
 
+def test_words_that_were_not_spoken_are_named(pages, fake):
+    fake.skipped_text = ["你好", "мир"]
+    page = pages.open()
+    speak(page, "Hello, 你好 and мир.")
+    wait_for_words(page, "#alert-text", "Some words were not spoken: this model cannot read them.")
+    wait_for_words(page, "#alert-advice", "Server: 你好 | мир")
+
+
 def test_empty_text_and_unknown_errors(pages, fake):
     page = pages.open()
     speak(page, "  ")

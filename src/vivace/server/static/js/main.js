@@ -32,8 +32,10 @@ const speaking = new Speaking(stage, session, {
   change: () => showState(),
   error: failed,
   ready: (event) => setModel(event.model),
-  done: ({ audio_seconds: audio, rtf }) =>
-    say("stateDone", () => ({ audio: duration(1000 * audio), wall: duration(1000 * audio * rtf) })),
+  done: ({ audio_seconds: audio, rtf, skipped_text: skipped = [] }) => {
+    say("stateDone", () => ({ audio: duration(1000 * audio), wall: duration(1000 * audio * rtf) }));
+    if (skipped.length) showError(new ApiError("words_skipped", { message: skipped.join(" | ") }));
+  },
 });
 const voices = new Voices({ error: failed, deleted: () => say("voiceDeleted") });
 new VoiceDialog({

@@ -125,6 +125,7 @@ export default {
   "error.empty_input": "There is no text to speak. Type something first.",
   "error.input_too_long": "The text is too long. Split it into several parts.",
   "error.unpronounceable_input": "This text holds nothing that the model can speak.",
+  "error.words_skipped": "Some words were not spoken: this model cannot read them.",
   "error.special_token_not_allowed": "The text holds a control sign of the model (such as <|…|>). Remove it.",
   "error.invalid_utf8": "The text holds broken characters. Type them again.",
   "error.voice_not_found": "There is no such voice any more. Choose another one.",

@@ -125,6 +125,7 @@ export default {
   "error.empty_input": "没有可朗读的文本，请先输入内容。",
   "error.input_too_long": "文本太长，请分成几部分。",
   "error.unpronounceable_input": "文本中没有模型能读出的内容。",
+  "error.words_skipped": "部分文字未朗读：此模型无法读出。",
   "error.special_token_not_allowed": "文本含有模型的控制符号（如 <|…|>），请删除。",
   "error.invalid_utf8": "文本含有损坏的字符，请重新输入。",
   "error.voice_not_found": "该音色已不存在，请选择其他音色。",
