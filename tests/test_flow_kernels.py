@@ -9,7 +9,7 @@ import torch
 from vivace.kernels import dit_reference
 from vivace.models import flow_kernels
 from vivace.models.flow_kernels import choose_kernels, choose_packed, launch_costs
-from vivace.random_checkpoint import full_config
+from vivace.random_checkpoint import full_config, tiny_config
 
 pytest.importorskip("tests.interpreter")  # before anything imports Triton
 dit = pytest.importorskip("vivace.kernels.dit")
@@ -69,6 +69,13 @@ def test_others_take_triton(gpu, capability, config, dtype, caplog):
     gpu(capability)
     assert choose_kernels(config, dtype, GPU) is dit
     assert not caplog.records
+
+
+def test_a_narrow_model_takes_the_plain_way_with_one_warning(gpu, caplog):
+    gpu((9, 0))
+    with caplog.at_level(logging.WARNING):
+        assert choose_kernels(tiny_config().flow, HALF, GPU) is dit_reference
+    assert len(caplog.records) == 1
 
 
 def test_without_a_compiler_one_warning_says_so(gpu, caplog):

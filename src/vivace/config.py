@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -484,6 +485,31 @@ def cache_folder() -> Path:
     """Where compiled kernels are kept: ``$VIVACE_CACHE`` or ``~/.cache/vivace``."""
     given = os.environ.get("VIVACE_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "vivace"
+
+
+def triton_folder() -> Path | None:
+    """Where Triton is to keep compiled kernels: ``$TRITON_CACHE_DIR``, or beside ours if ``$VIVACE_CACHE`` is given;
+    None: Triton's own choice."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    if given:
+        return Path(given)
+    return cache_folder() / "triton" if os.environ.get("VIVACE_CACHE") else None
+
+
+def compiler_settings() -> dict[str, str]:
+    """What the environment says to Triton, but for where it keeps things; other code may come of other values."""
+    folders = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("TRITON_") and name not in folders
+    }
+
+
+def compiler_environment() -> dict[str, str]:
+    """Environment of the process that compiles kernels: that of an engine's, without a GPU, with this one's modules."""
+    modules = os.pathsep.join(path for path in sys.path if path)
+    return engine_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
 
 
 def cpu_threads() -> int | None:

@@ -235,6 +235,9 @@ class DeviceStages:
                 "this GPU has no fast kernels here: every stage takes the plain way, which is slower"
             )
             return None
+        from vivace.kernels.triton_cache import use_cache_folder
+
+        use_cache_folder()
         with on_device(model.device):
             stages = cls.build(model, limits, max_streams, deterministic=deterministic)
             torch.cuda.synchronize()  # what was made on the default stream may be used on others

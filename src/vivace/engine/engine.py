@@ -22,10 +22,11 @@ import torch
 
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, SynthesisResult
+from vivace.engine.compile_ahead import compile_ahead
 from vivace.engine.device_stages import QUEUE_PER_ROW, DeviceStages
 from vivace.engine.gauges import engine_gauges
 from vivace.engine.intake import Intake
-from vivace.engine.loading import Assets, load_assets
+from vivace.engine.loading import Assets, load_assets, model_folder
 from vivace.engine.loop import EngineLoop
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.results import SpeechStream
@@ -133,15 +134,18 @@ class Engine:
             ModelFolderError: the folder cannot be used; the message names the file.
             InvalidRequestError: ``max_streams`` or ``host_memory_gb`` is out of range.
         """
-        assets = load_assets(
-            model,
-            device=device,
-            dtype=dtype,
-            lm_variant=lm_variant,
-            voices_folder=voices_folder,
-            limits=limits,
-            tokenizer=tokenizer,
-        )
+        streams = max_streams or FEW_STREAMS
+        with compile_ahead(model_folder(model), device, dtype, streams, deterministic=deterministic) as wait:
+            assets = load_assets(
+                model,
+                device=device,
+                dtype=dtype,
+                lm_variant=lm_variant,
+                voices_folder=voices_folder,
+                limits=limits,
+                tokenizer=tokenizer,
+            )
+            wait()
         engine = cls(
             assets, max_streams=max_streams, deterministic=deterministic, host_memory_gb=host_memory_gb
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,10 @@ from vivace.checkpoint.model import Model
 from vivace.config import Limits, ModelConfig
 from vivace.engine.device_stages import DeviceStages
 from vivace.kernels.gpu import NEEDED, PLANNED, Gpu
-from vivace.kernels.launches import AnyKernel, recorded
 from vivace.models.kinds import make_flow, make_lm, make_vocoder
+
+if TYPE_CHECKING:
+    from vivace.kernels.launches import AnyKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ def plan(kind: EngineKind, found: Callable[[AnyKernel], None]) -> None:
     """Tells ``found`` of every kernel, as soon as it is known; of none where the GPU takes the plain way."""
     if kind.gpu.capability < NEEDED:
         return
+    from vivace.kernels.launches import recorded
+
     config = kind.config
     model = Model(
         config=config,

@@ -11,13 +11,12 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import torch
 
 _CHUNK_BYTES = 1 << 16
 
@@ -39,12 +38,14 @@ class Outcome:
         seconds: of processor time, that of the compiler's own processes included.
         result: what ``describe`` made of it; None where it failed.
         error: why it failed; None where it did not.
+        is_known: the compiler itself has come to an end with it, and would come to the same one again.
     """
 
     kernel: Compiles
     seconds: float
     result: Any
     error: str | None
+    is_known: bool
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class CompilePool:
 
     Args:
         describe: runs in the child: plain values that tell what was compiled.
+        done: hears of every outcome.
         timeout_s: of one kernel.
         stop: file descriptor whose end of file means that nobody needs the kernels any more.
     """
@@ -70,11 +72,13 @@ class CompilePool:
         workers: int,
         describe: Callable[[Compiles, Any], Any],
         *,
+        done: Callable[[Outcome], None] = lambda _: None,
         timeout_s: float = 120.0,
         stop: int | None = None,
     ) -> None:
-        assert not torch.cuda.is_initialized(), "a process with a CUDA context must not be forked"  # type: ignore[no-untyped-call]
-        self._workers, self._describe = workers, describe
+        torch = sys.modules.get("torch")
+        assert torch is None or not torch.cuda.is_initialized(), "a process with a CUDA context must not be forked"
+        self._workers, self._describe, self._done = workers, describe, done
         self._timeout_s, self._stop = timeout_s, stop
         self._waiting: deque[Compiles] = deque()
         self._running: list[_Child] = []
@@ -145,9 +149,11 @@ class CompilePool:
         os.waitpid(child.pid, 0)
         try:
             seconds, result, error = json.loads(child.data)
+            outcome = Outcome(child.kernel, seconds, result, error, is_known=True)
         except ValueError:
-            seconds, result, error = 0.0, None, problem
-        self.outcomes.append(Outcome(child.kernel, seconds, result, error))
+            outcome = Outcome(child.kernel, 0.0, None, problem, is_known=False)
+        self.outcomes.append(outcome)
+        self._done(outcome)
 
 
 def _report(writer: int, kernel: Compiles, describe: Callable[[Compiles, Any], Any]) -> None:

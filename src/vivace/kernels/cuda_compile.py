@@ -88,7 +88,7 @@ def compiled(source: str, *, name: str, options: Sequence[str], architecture: st
         KernelUnavailableError: it does not compile, with the log, or there is no compiler.
     """
     nvrtc = compiler()
-    kept = cache_folder() / f"{name}-{cache_key(source, options, architecture, nvrtc.version)}.cubin"
+    kept = kept_file(source, name=name, options=options, architecture=architecture)
     code = read_kept(kept)
     if code is None:
         headers = [f"--include-path={folder}" for folder in bundled_headers(_packages())]
@@ -97,6 +97,11 @@ def compiled(source: str, *, name: str, options: Sequence[str], architecture: st
         )
         keep(kept, code)
     return code
+
+
+def kept_file(source: str, *, name: str, options: Sequence[str], architecture: str) -> Path:
+    """Where ``compiled`` keeps the code. Raises as it does."""
+    return cache_folder() / f"{name}-{cache_key(source, options, architecture, compiler().version)}.cubin"
 
 
 def cache_key(source: str, options: Sequence[str], architecture: str, version: str) -> str:

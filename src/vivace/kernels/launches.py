@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
-from vivace.kernels.cuda_compile import compiled
+from vivace.kernels.cuda_compile import compiled, kept_file
 from vivace.kernels.cuda_planned import CudaSource, reports_sources
 from vivace.kernels.gpu import Gpu, stands_for
 
@@ -54,6 +56,11 @@ class TritonKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
         return triton.compile(source, target=self.target, options=self.options)
 
+    def kept(self, compiled: Any) -> str | None:
+        """The file that ``compile`` leaves last; None where Triton keeps things elsewhere than in files."""
+        folder = getattr(get_cache_manager(compiled.hash), "cache_dir", None)
+        return None if folder is None else str(Path(folder) / f"__grp__{compiled.src.name[:150]}.json")
+
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
@@ -72,6 +79,12 @@ class CudaKernel:
         return compiled(
             source.text, name=source.name, options=source.options, architecture=source.architecture
         )
+
+    def kept(self, code: bytes) -> str | None:
+        """The file that keeps the code."""
+        del code
+        text, name, options, architecture = self.source
+        return str(kept_file(text, name=name, options=options, architecture=architecture))
 
 
 AnyKernel: TypeAlias = TritonKernel | CudaKernel

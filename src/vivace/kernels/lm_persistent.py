@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vivace.kernels.cuda import open_module
-from vivace.kernels.gpu import num_multiprocessors
+from vivace.kernels.gpu import gpu_of, num_multiprocessors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -320,11 +320,13 @@ class PersistentKernel:
         problem = shape.problem(self._grid)
         if problem is not None:
             raise ValueError(problem)
+        self._shared, gpu = shared_bytes(shape, tuning, self._grid), gpu_of(device)
+        if gpu is not None and self._shared > gpu.block_bytes:
+            raise ValueError(f"a block needs {self._shared} bytes of shared memory, here are {gpu.block_bytes}")
         self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
         self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)
         self.epoch = torch.zeros(1, dtype=torch.int32, device=device)
-        self._shared = shared_bytes(shape, tuning, self._grid)
         self._load(compile_options(shape, tuning, self._grid))
 
     def _load(self, options: list[str]) -> None:

@@ -12,6 +12,9 @@ from vivace.config import FlowConfig
 from vivace.kernels import dit_reference
 from vivace.kernels.cuda_compile import KernelUnavailableError
 from vivace.kernels.gpu import NEEDED, gpu_name, gpu_of
+from vivace.models.dit import POSITION_GROUPS
+
+_LEAST_PRODUCT = 16  # channels of each group of the position convolutions, as Triton's products need
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,9 @@ def launch_costs(
 def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
     """The fastest kernels that fit, as far as measured."""
     if not kernels_run_on(dtype, device):
+        return dit_reference
+    if config.dit.dim < _LEAST_PRODUCT * POSITION_GROUPS:
+        _log.warning("the model is too narrow for the flow's kernels: it takes the plain way, which is slower")
         return dit_reference
     from vivace.kernels import dit, dit_hopper
 

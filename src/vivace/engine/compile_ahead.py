@@ -1,0 +1,183 @@
+"""Compiles an engine's kernels on all cores while its weights are read, where the caches on disk lack them.
+
+What it does not compile, for whatever reason, is compiled at its first launch as without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vivace.checkpoint import load_config
+from vivace.checkpoint.loading import resolve_device
+from vivace.config import ModelConfig, compiler_environment
+from vivace.engine.kernel_index import index_file, is_complete
+from vivace.engine.kernel_plan import EngineKind
+from vivace.errors import VivaceError
+from vivace.kernels.gpu import NEEDED, Gpu, gpu_of, num_multiprocessors
+
+COMMAND = (sys.executable, "-P", "-m", "vivace.engine.kernel_compiler")
+
+MOST_WORKERS = 16
+
+_END_S = 1.0
+
+_SILENCE_S = 60.0  # without news the process is taken for lost
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What was compiled.
+
+    Attributes:
+        kernels: how many were looked at; those that were there already count. failed: names and why.
+        cpu_seconds: of all of them together. slowest: name and processor seconds of the slowest one.
+        is_complete: the process came to its end.
+    """
+
+    kernels: int
+    cpu_seconds: float
+    slowest: tuple[str, float]
+    failed: tuple[tuple[str, str], ...]
+    is_complete: bool
+
+
+@contextmanager
+def compile_ahead(
+    folder: Path, device: str, dtype: torch.dtype, max_streams: int, *, deterministic: bool
+) -> Iterator[Callable[[], object]]:
+    """Compiles what an engine for a model folder lacks while the body runs; gives what waits for it.
+
+    Nothing happens on a CPU, or for what ``load_assets`` will refuse.
+    """
+    ahead = None
+    with suppress(VivaceError):
+        resolved = resolve_device(device)
+        if resolved.type == "cuda":
+            kind = engine_kind(load_config(folder), resolved, dtype, max_streams, deterministic=deterministic)
+            ahead = CompileAhead.start(kind)
+    try:
+        yield (lambda: None) if ahead is None else ahead.wait
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def engine_kind(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, max_streams: int, *, deterministic: bool
+) -> EngineKind | None:
+    """What an engine on ``device`` needs kernels for; None where it takes none."""
+    gpu = gpu_of(device)
+    if gpu is None or gpu.capability < NEEDED or dtype == torch.int8:
+        return None
+    gpu = Gpu(gpu.capability, num_multiprocessors(device))
+    return EngineKind(config, dtype, gpu, max_streams, deterministic)
+
+
+def num_workers() -> int:
+    """Cores that this process may use, within bounds."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
+
+
+class CompileAhead:
+    """A process that compiles. ``close`` it.
+
+    Args:
+        kind: for which engine.
+        workers: kernels at a time.
+        command: for tests.
+    """
+
+    def __init__(self, kind: EngineKind, workers: int, command: Sequence[str] = COMMAND) -> None:
+        from vivace.engine.kernel_compiler import order_of
+
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=compiler_environment(),
+        )
+        self._data = b""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended already, as ``wait`` will find
+            self._process.stdin.write(order_of(kind, workers).encode() + b"\n")
+            self._process.stdin.flush()
+
+    @classmethod
+    def start(cls, kind: EngineKind | None) -> CompileAhead | None:
+        """Starts if there is something to compile and more than one core to do it with; never raises."""
+        if kind is None or num_workers() < 2 or not hasattr(os, "fork"):
+            return None
+        try:
+            from vivace.kernels.triton_cache import use_cache_folder
+
+            if is_complete(index_file(kind, use_cache_folder())):
+                return None
+            _log.info("compiling kernels on %d cores", num_workers())
+            return cls(kind, num_workers())
+        except (ImportError, OSError) as error:
+            _log.info("kernels are not compiled ahead: %s", error)
+            return None
+
+    def wait(self, silence_s: float = _SILENCE_S) -> CompileReport:
+        """Waits until all kernels are compiled, or until the process ends or says nothing for so long; then ends it."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        is_complete = False
+        while select.select([pipe], [], [], silence_s)[0]:
+            part = os.read(pipe.fileno(), 1 << 16)
+            self._data += part
+            if not part:
+                is_complete = self._process.wait() == 0
+                break
+        self.close()
+        report = _report(self._data, is_complete=is_complete)
+        _log.info(
+            "%d kernels compiled ahead in %.1f s (%.1f s of processor time)%s",
+            report.kernels,
+            time.monotonic() - self._started,
+            report.cpu_seconds,
+            "" if is_complete else "; the others follow one by one",
+        )
+        return report
+
+    def close(self) -> None:
+        """Ends the process, if it still runs."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()  # it ends its children, then itself
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def _report(data: bytes, *, is_complete: bool) -> CompileReport:
+    lines = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    seconds = [(line["name"], line["cpu_seconds"]) for line in lines]
+    return CompileReport(
+        kernels=len(lines),
+        cpu_seconds=sum(own for _, own in seconds),
+        slowest=max(seconds, key=lambda pair: pair[1], default=("", 0.0)),
+        failed=tuple((line["name"], line["error"]) for line in lines if line["error"]),
+        is_complete=is_complete,
+    )
