@@ -15,7 +15,8 @@ N = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 START = r"(?<![\w.,])"
 """No number or word goes before."""
 _PLAIN = r"(?<![\w.,$£€¥₹₩])"
-_SIGNS = "".join(sign for sign in CURRENCIES if len(sign) == 1)
+SIGNS = "".join(sign for sign in CURRENCIES if len(sign) == 1)
+"""Of currencies, for use in a character class."""
 _CODES = "|".join(CURRENCY_CODES)
 _SCALE = "thousand|million|billion|trillion|[kKmMbB]"
 _SCALES = {"k": "thousand", "m": "million", "b": "billion"}
@@ -89,7 +90,7 @@ def _hours(match: re.Match[str]) -> str:
 
 
 AMOUNT_RULES: tuple[Rule, ...] = (
-    rule(rf"[~∼]\s?(?=[{_SIGNS}]?[0-9])", "about "),
+    rule(rf"[~∼]\s?(?=[{SIGNS}]?[0-9])", "about "),
     rule("[₀-₉]", lambda match: str(ord(match.group()) - ord("₀"))),
     rule("(?<=[A-Za-z0-9)])(⁻?)([⁰¹⁴-⁹]+|(?<=⁻)[²³]+)", _superscript),
     # Dates and times.
@@ -110,18 +111,26 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         lambda match: f"{ordinal(match.group(1)[:-2])} to {ordinal(match.group(2)[:-2])}",
     ),
     rule(r"\b(Q[1-4])\s?[-–]\s?(Q[1-4])\b", r"\1 to \2"),
+    rule(rf"{START}([0-9]{{1,3}}\.[0-9]{{1,2}})/(5|10|20|100)(?![\w/]|[.,][0-9])", _out_of),
+    rule(
+        r"\b([Ss]tep|[Pp]art|[Pp]age|[Ss]lide|[Ll]evel|[Rr]ound) ([0-9]+)/([0-9]+)(?![\w/])", r"\1 \2 of \3"
+    ),
     rule(rf"{START}([4-9](?:\.[0-9])?|10)/(10)(?![\w/]|[.,][0-9])", _out_of),
     rule(rf"{START}([1-9][0-9]|100)/(100)(?![\w/]|[.,][0-9])", _out_of),
     # Money: the sign behind the amount, codes, decimal commas.
-    rule(rf"([{_SIGNS}])[-−](?=[0-9])", r"-\1"),
-    rule(rf"([{_SIGNS}])({N}(?:\.[0-9]+)?(?:bn|[kKmMbB]))\s?[-–]\s?(?=\1)", r"\1\2 to "),
+    rule(rf"([{SIGNS}])[-−](?=[0-9])", r"-\1"),
+    rule(rf"([{SIGNS}])({N}(?:\.[0-9]+)?(?:bn|[kKmMbB]))\s?[-–]\s?(?=\1)", r"\1\2 to "),
     rule(rf"{START}({N})\s?[-–]\s?(?={N}(?:bn|[kKMB])\b)", r"\1 to "),
-    rule(rf"{START}([0-9]{{1,3}})\.([0-9]{{3}})(?=\s?€)", r"\1\2"),
+    rule(
+        rf"{START}([0-9]{{1,3}}(?:\.[0-9]{{3}})+)(,[0-9]{{2}})?(?=\s?€)",
+        lambda match: match.group(1).replace(".", "") + (match.group(2) or "").replace(",", "."),
+    ),
+    rule(r"(?<=[0-9])['’](?=[0-9]{3}(?![0-9\w'’\"]))", ""),
     rule(rf"{START}([0-9]+),([0-9]{{1,2}})(?=\s?(?:%|[kcm]?m\b|[km]?g\b|[kM]W|°|[cm]?l\b))", r"\1.\2"),
-    rule(rf"{START}([0-9]+),([0-9]{{2}})\s?([{_SIGNS}])(?![\w{_SIGNS}])", r"\3\1.\2"),
-    rule(rf"{START}({N}(?:\.[0-9]+)?(?:\s?(?:{_SCALE}))?)\s?([{_SIGNS}])(?![\w{_SIGNS}])", r"\2\1"),
+    rule(rf"{START}([0-9]+),([0-9]{{2}})\s?([{SIGNS}])(?![\w{SIGNS}])", r"\3\1.\2"),
+    rule(rf"{START}({N}(?:\.[0-9]+)?(?:\s?(?:{_SCALE}))?)\s?([{SIGNS}])(?![\w{SIGNS}])", r"\2\1"),
     rule(rf"{START}({N}(?:\.[0-9]+)?(?:\s?(?:{_SCALE})\b)?)\s?({_CODES})\b", r"\2 \1"),
-    rule(rf"([{_SIGNS}]\s?[0-9][0-9.,]*(?:[kKmMbB]|bn)?)\s?/\s?({_PERIODS})\b", _per),
+    rule(rf"([{SIGNS}]\s?[0-9][0-9.,]*(?:[kKmMbB]|bn)?)\s?/\s?({_PERIODS})\b", _per),
     rule(rf"(?<![/\w])([0-9]+\s?[a-z]+)/({_PERIODS})\b", _per),
     # Large numbers in short: `10k steps`, `1.2M`, `3m people`, but `4K screen` and `5 m`.
     rule(
@@ -145,9 +154,14 @@ AMOUNT_RULES: tuple[Rule, ...] = (
         rf"\b({_MACHINES}) ([0-9]{{1,3}})\.([0-9]{{1,3}})(?![\w]|\.[0-9])",
         lambda match: f"{match.group(1)} {cardinal(match.group(2))} point {_minor(match.group(3))}",
     ),
+    rule(
+        r"\b([RG]TX|RX) ([1-9][0-9])([1-9][0-9])\b",
+        lambda match: f"{match.group(1)} {cardinal(match.group(2))} {cardinal(match.group(3))}",
+    ),
+    rule(r"(?<=[A-Za-z])/([0-9])\.([0-9])(?![\w.])", r" \1 point \2"),
     rule(r"\b(480|720|1080|1440)([pi])\b", lambda match: f"{_HALVED[match.group(1)]} {match.group(2)}"),
     rule(
-        r"\b((?:[Zz][Ii][Pp]|PIN|[Cc]ode|[Pp]ostcode|[Ee]xtension|[Ee]xt\.)(?: code)?(?: is)?:?) ([0-9]{3,8})\b"
+        r"\b((?:[Zz][Ii][Pp]|PIN|OTP|ID|[Cc]ode|[Pp]ostcode|[Ee]xtension|[Ee]xt\.)(?: code)?(?: is)?:?) ([0-9]{3,8})\b"
         r"(?![.,:/-]?[0-9])",
         lambda match: f"{match.group(1)} {digits(match.group(2))}",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vivace.text.amounts_en import AMOUNT_RULES, MONTHS, START, N
+from vivace.text.amounts_en import AMOUNT_RULES, MONTHS, SIGNS, START, N
 from vivace.text.numbers_en import cardinal, decimal, digits, number, ordinal, plural, year
 from vivace.text.rules import Rule, apply_rules, rule
 from vivace.text.symbols_en import SYMBOL_RULES, SYMBOL_TRIGGER
@@ -211,6 +211,10 @@ def _code_number(match: re.Match[str]) -> str:
     return (" " if before.isalpha() else "") + words + (" " if after.isalpha() else "")
 
 
+def _street(match: re.Match[str]) -> str:
+    return f"{match.group(1) or match.group(2)}Street"
+
+
 def _roman(match: re.Match[str]) -> str:
     return f"{match.group(1)} {cardinal(str(_ROMAN[match.group(2)]))}"
 
@@ -229,7 +233,7 @@ RULES: tuple[Rule, ...] = (
     *SYMBOL_RULES,
     *AMOUNT_RULES,
     # St. is a saint before a name that begins a phrase and a street after a name.
-    rule(r"(?<=[a-z] )St\.(?=\s|$|[,;?!])(?! [A-Z][a-z]+ [A-Z])", "Street"),
+    rule(r"\b([A-Z][\w'’]+ )St\.(?=$|[,;?!)]|\s[a-z0-9])|\b([0-9]+ [A-Z][\w'’]+ )St\.", _street),
     rule(r"\bSt\. (?=[A-Z])", "Saint "),
     rule(rf"(?<![\w.])({_ABBREVIATION})(?=[\s,;:)]|$)", lambda match: ABBREVIATIONS[match.group(1)]),
     rule(rf"(?<!\w)({_TITLE})\s?(?=[0-9])", lambda match: TITLES_BEFORE_NUMBER[match.group(1)] + " "),
@@ -251,7 +255,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(:[0-5][0-9]|[0-9]\s?[AaPp]\.?[Mm]\.?|%|°[CF]?)\s?[-–]\s?(?=[0-9])", r"\1 to "),
     rule(rf"\b{_MONTH} ([0-9]{{1,2}})\s?[-–]\s?([0-9]{{1,2}})(?![\w:%-]|[.,/][0-9])", _day_range),
     rule(
-        rf"(?P<sign>[-−]?)(?P<symbol>US\$|[$£€¥₹₩]|\b(?:{'|'.join(CURRENCY_CODES)}))\s?(?P<amount>{N}(?:\.[0-9]+)?)(?:\s?(?P<scale>{_SCALE})\b)?",
+        rf"(?P<sign>[-−]?)(?P<symbol>US\$|[{SIGNS}]|\b(?:{'|'.join(CURRENCY_CODES)}))\s?(?P<amount>{N}(?:\.[0-9]+)?)(?:\s?(?P<scale>{_SCALE})\b)?",
         _money,
     ),
     rule(rf"{START}([0-9]{{4}})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])(?![\w-])", _iso_date),
@@ -338,6 +342,11 @@ RULES: tuple[Rule, ...] = (
     rule(
         rf"(?<![\w.,:/-])(?<![0-9]['’])(?:{N}(?:\.[0-9]+)?|\.[0-9]+)(?!\w|[.,:/'’-][0-9])",
         _plain_number,
+    ),
+    rule(r"(?<=[0-9]),(?=[0-9]{1,2}(?![0-9]))", ", "),
+    rule(
+        r"(?<![\w.])([0-9]+)\.([0-9]+)(?=[A-Za-z])",
+        lambda match: f"{decimal(match.group(1), match.group(2))} ",
     ),
     # Letters and digits run together: A4, 3D, MP3, H2O.
     rule(r"(?<=[A-Za-z])[-–](?=[0-9])|(?<=[0-9])[-–](?=[A-Za-z])", " "),

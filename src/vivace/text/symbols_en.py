@@ -59,9 +59,14 @@ SYMBOL_RULES: tuple[Rule, ...] = (
     rule(r"\b([CF])#(?!\w)", r"\1 sharp"),
     rule(r"(?<!\S)\.NET\b", "dot NET"),
     rule(r"(?<![\w@])@(?=[A-Za-z])", "at "),
+    rule(r"(?<![\w#&])#(?=[A-Za-z]{0,8}[0-9])", "number "),
     rule(r"(?<![\w#&])#(?=[A-Za-z])", "hashtag "),
+    rule(r"(?<=[0-9])\s?[×*]\s?(?=[$£€]?[0-9])", " times "),
+    rule(r"(?<=[0-9)])\s?[-−]\s?(?=[0-9.]+\s?=)", " minus "),
+    rule(r"(?<![\w)+])\+(?=[0-9]+(?:\.[0-9]+)?\s?%)", "plus "),
     rule(r"(?<=[A-Za-z0-9])_+(?=[A-Za-z0-9])", " "),
-    rule(r"\s\|\s", ", "),
+    rule(r"[,;]?\s\|\s?(?=[,.;:!?]|$)", ""),
+    rule(r"[,;]?\s\|\s", ", "),
 )
 
 SYMBOL_TRIGGER = r"\\[A-Za-z%]|√|&&|\|\||→|⇒|➜|->|=>|\w_\w| \| |#"

@@ -66,6 +66,9 @@ UNITS: dict[str, tuple[str, str]] = {
         PB="petabyte",
         px="pixel",
         acre="acre",
+        tbsp="tablespoon",
+        tsp="teaspoon",
+        deg="degree",
     ),
     "s": ("second", "seconds"),
     "ft": ("foot", "feet"),
@@ -112,6 +115,7 @@ PER_UNITS: dict[str, tuple[str, str]] = {
     "kph": ("kilometer per hour", "kilometers per hour"),
     "km/h": ("kilometer per hour", "kilometers per hour"),
     "kmh": ("kilometer per hour", "kilometers per hour"),
+    "km/s": ("kilometer per second", "kilometers per second"),
     "m/s": ("meter per second", "meters per second"),
     "m/s²": ("meter per second squared", "meters per second squared"),
     "mmol/L": ("millimole per liter", "millimoles per liter"),
@@ -140,6 +144,12 @@ CURRENCIES: dict[str, tuple[str, str, str, str]] = {
     "¥": ("yen", "yen", "", ""),
     "₹": ("rupee", "rupees", "paisa", "paise"),
     "₩": ("won", "won", "", ""),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₺": ("lira", "lira", "", ""),
+    "₪": ("shekel", "shekels", "", ""),
+    "₴": ("hryvnia", "hryvnias", "", ""),
+    "₿": ("bitcoin", "bitcoins", "", ""),
+    "¢": ("cent", "cents", "", ""),
 }
 """Symbol to unit, units, hundredth, hundredths."""
 
