@@ -213,6 +213,21 @@ def test_E6_speaking_and_serving_open_no_connection(random_model_folder, monkeyp
     assert asked == []
 
 
+def test_E6_no_library_reports_our_use_to_its_maker(tmp_path):
+    """ONNX Runtime 1.32 for Linux would: it looks up its maker's server, and leaves a mark of the machine at home."""
+    code = (
+        "from vivace.engine.loading import model_folder\n"
+        "from vivace.models.prompt_encoders import SpeakerEncoder\n"
+        "SpeakerEncoder(model_folder('mini') / 'campplus.onnx')\n"
+        "from vivace.doctor import examine\n"
+        "assert examine().to_dict()['machine']['onnx_providers']\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    environment = {**kept, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert not list(tmp_path.rglob("*onnxruntime*"))
+
+
 @pytest.mark.parametrize("now", [0.0, 2.0**31 + 5, 2.0**33])
 def test_E7_any_date_will_do(tmp_path, monkeypatch, now):
     """1970, behind 2038, far away: times are measured with a clock that nobody sets."""

@@ -528,6 +528,14 @@ def spin_briefly() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def keep_to_ourselves() -> None:
+    """Keeps ONNX Runtime from telling its maker's server of each use, with a mark of this machine in the user's folder.
+
+    Has an effect only before it is imported; a value that the user has set stays.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def engine_environment() -> dict[str, str]:
     """Environment of the engine's own process: what libraries and drivers read, no keys and no other secrets."""
     names = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "PYTHONHASHSEED")

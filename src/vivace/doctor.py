@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from vivace.config import keep_to_ourselves
 from vivace.errors import ModelFolderError
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _look_at_torch(report: MachineReport) -> None:
 
 
 def _look_at_onnx(report: MachineReport) -> None:
+    keep_to_ourselves()
     import onnxruntime
 
     report.onnx_providers = list(onnxruntime.get_available_providers())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.audio.features import fbank80, log_mel128
+from vivace.config import keep_to_ourselves
 from vivace.errors import InvalidAudioError, ModelFolderError, SynthesisError
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _name(source: Source, default: str) -> str:
 
 def _open(source: Source, name: str, providers: Sequence[str]) -> Any:
     """An ONNX Runtime session with one thread."""
+    keep_to_ourselves()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
