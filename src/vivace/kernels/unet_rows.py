@@ -31,6 +31,16 @@ def _tile(y, bias, base, t0, count, c, WIDTH: tl.constexpr, C: tl.constexpr, BLO
 
 
 @triton.jit
+def _store_tile(z, residual, out, place, inside, t0, frames, own, BLOCK_T: tl.constexpr, ADDS: tl.constexpr):
+    """Frames ``t0 …`` of a group with their residual, zero behind the row's end."""
+    if ADDS:
+        z += tl.load(residual + place, inside, other=0.0).to(tl.float32)
+    t = t0 + tl.arange(0, BLOCK_T)
+    z = tl.where(inside, z, 0.0)
+    tl.store(out + place, z.to(out.dtype.element_ty), (t < frames)[:, None] & own[None, :])
+
+
+@triton.jit
 def group_norm_mish_kernel(
     y,
     bias,
@@ -69,29 +79,27 @@ def group_norm_mish_kernel(
     if SHIFTS:
         added = tl.load(shift + tl.load(step) * C + c, own, other=0.0).to(tl.float32)
     size = (tl.maximum(count, 1) * WIDTH).to(tl.float32)
+    # Blocks behind the first are read anew each time. Unrolled, four of them took minutes to compile.
     first, place, inside = _tile(y, b, base, 0, count, c, WIDTH, C, BLOCK_T)
     total = tl.sum(tl.sum(first, 1), 0)
-    for block in tl.static_range(1, BLOCKS):
+    for block in tl.range(1, BLOCKS):
         x, _, _ = _tile(y, b, base, block * BLOCK_T, count, c, WIDTH, C, BLOCK_T)
         total += tl.sum(tl.sum(x, 1), 0)
     mean = total / size
     centred = tl.where(inside, first - mean, 0.0)
     squares = tl.sum(tl.sum(centred * centred, 1), 0)
-    for block in tl.static_range(1, BLOCKS):
+    for block in tl.range(1, BLOCKS):
         x, _, other = _tile(y, b, base, block * BLOCK_T, count, c, WIDTH, C, BLOCK_T)
         x = tl.where(other, x - mean, 0.0)
         squares += tl.sum(tl.sum(x * x, 1), 0)
     scale = tl.rsqrt(squares / size + eps)
-    for block in tl.static_range(BLOCKS):
-        if block > 0:
-            x, place, inside = _tile(y, b, base, block * BLOCK_T, count, c, WIDTH, C, BLOCK_T)
-            centred = x - mean
-        z = mish(centred * scale * g[None, :] + o[None, :]) + added[None, :]
-        if ADDS:
-            z += tl.load(residual + place, inside, other=0.0).to(tl.float32)
-        t = block * BLOCK_T + tl.arange(0, BLOCK_T)
-        z = tl.where(inside, z, 0.0)
-        tl.store(out + place, z.to(out.dtype.element_ty), (t < frames)[:, None] & own[None, :])
+    z = mish(centred * scale * g[None, :] + o[None, :]) + added[None, :]
+    _store_tile(z, residual, out, place, inside, 0, frames, own, BLOCK_T, ADDS)
+    for block in tl.range(1, BLOCKS):
+        t0 = block * BLOCK_T
+        x, place_here, inside_here = _tile(y, b, base, t0, count, c, WIDTH, C, BLOCK_T)
+        z = mish((x - mean) * scale * g[None, :] + o[None, :]) + added[None, :]
+        _store_tile(z, residual, out, place_here, inside_here, t0, frames, own, BLOCK_T, ADDS)
 
 
 @triton.jit
