@@ -466,6 +466,19 @@ def test_V8_quota(tmp_path):
     assert caught.value.code == "storage_full"
 
 
+def test_a_voice_of_another_model_is_listed_as_unfit(tmp_path):
+    """It is not offered, but its name is taken, and it can be removed."""
+    folder = VoiceRegistry(tmp_path)
+    folder.add(voice("ours"))
+    folder.add(replace(voice("theirs"), meta={"generation": 1}))
+    registry = VoiceRegistry(tmp_path, config=CONFIG)
+    ours, theirs = registry.list()
+    assert (ours.kind, ours.can_speak, theirs.kind, theirs.can_speak) == ("stored", True, "unfit", False)
+    assert "generation 1" in theirs.problem
+    registry.remove("theirs")
+    assert [entry.name for entry in registry.list()] == ["ours"]
+
+
 @pytest.mark.parametrize("kind", ["symlink", "folder", "fifo", "dangling", "name"])
 def test_V10_strange_entries_are_skipped_with_a_warning(kind, tmp_path, caplog):
     folder = tmp_path / "voices"

@@ -65,7 +65,7 @@ def open_voices(
     if frontend is None and paths.voices is not None and paths.tokenizer is not None:
         frontend = Frontend(paths.tokenizer, path, config, Limits())
     builtin = _builtin_voices(path, paths, config, frontend)
-    return VoiceRegistry(folder or voices_folder(), builtin, default=config.default_voice)
+    return VoiceRegistry(folder or voices_folder(), builtin, default=config.default_voice, config=config)
 
 
 def _builtin_voices(

@@ -58,9 +58,7 @@ def add_elevenlabs_routes(app: FastAPI, service: SpeechService, config: ServerCo
 
     async def list_voices() -> Response:
         entries = await asyncio.to_thread(service.voices.list)
-        return json_answer(
-            {"voices": [_voice_document(entry) for entry in entries if entry.kind != "broken"]}
-        )
+        return json_answer({"voices": [_voice_document(entry) for entry in entries if entry.can_speak]})
 
     async def list_models() -> Response:
         return json_answer([_model_document(service.model)])

@@ -45,7 +45,7 @@ def add_voice_routes(
         entries = await asyncio.to_thread(service.voices.list)
         after = request.query_params.get("after", "")
         default = service.voices.default_name
-        shown = [_document(entry, default) for entry in entries if entry.kind != "broken"]
+        shown = [_document(entry, default) for entry in entries if entry.can_speak]
         start = next((index + 1 for index, voice in enumerate(shown) if voice["id"] == after), 0)
         page = shown[start : start + PAGE_SIZE]
         names = [*(voice["id"] for voice in page), *(OPENAI_VOICES if not start else ())]

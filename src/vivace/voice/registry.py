@@ -30,6 +30,8 @@ from vivace.voice.value import Voice, check_voice_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vivace.config import ModelConfig
+
 MAX_CACHED = 64
 STALE_SECONDS = 3600.0
 """Age at which another process's temporary file must be what a crash left behind."""
@@ -43,17 +45,23 @@ class VoiceEntry:
     """One line of ``VoiceRegistry.list``.
 
     Attributes:
-        kind: ``broken`` voices keep their name until they are removed; ``problem`` says what is wrong.
+        kind: ``broken`` voices, and those ``unfit`` for this model, keep their name until they are removed;
+            ``problem`` says what is wrong.
         seconds: length of the prompt.
     """
 
     name: str
-    kind: Literal["built-in", "stored", "broken"]
+    kind: Literal["built-in", "stored", "unfit", "broken"]
     seconds: float = 0.0
     prompt_text: str = ""
     created: str = ""
     consent: bool = False
     problem: str | None = None
+
+    @property
+    def can_speak(self) -> bool:
+        """It may be offered."""
+        return self.problem is None
 
 
 class VoiceRegistry:
@@ -68,6 +76,7 @@ class VoiceRegistry:
         builtin: names that can be neither replaced nor removed.
         max_voices: how many may be stored.
         default: the built-in voice that speaks where none is asked for; the first one unless given.
+        config: of the model, for ``list`` to tell which stored voices were made for another one.
 
     Attributes:
         folder: as given.
@@ -80,8 +89,10 @@ class VoiceRegistry:
         *,
         max_voices: int = 10_000,
         default: str | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
         self.folder = self._folder = folder
+        self._config = config
         self._default = default
         self._builtin = {check_voice_name(name): voice for name, voice in (builtin or {}).items()}
         self._max_voices = max_voices
@@ -182,12 +193,22 @@ class VoiceRegistry:
         entries = [_entry(voice, name, "built-in") for name, voice in sorted(self._builtin.items())]
         for name in sorted(self._stored_names()):
             try:
-                entries.append(_entry(self.get(name), name, "stored"))
+                entries.append(self._stored_entry(name))
             except VoiceNotFoundError:
                 continue  # removed meanwhile
             except VivaceError as error:
                 entries.append(VoiceEntry(name, "broken", problem=error.message))
         return entries
+
+    def _stored_entry(self, name: str) -> VoiceEntry:
+        voice = self.get(name)
+        entry = _entry(voice, name, "stored")
+        try:
+            if self._config is not None:
+                voice.check_fits(self._config)
+        except InvalidVoiceError as error:
+            return replace(entry, kind="unfit", problem=error.message)
+        return entry
 
     def export(self, name: str, path: Path) -> Path:
         """Write a voice to a file of its own, ``.safetensors`` added if missing; returns where it is."""
