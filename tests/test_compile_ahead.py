@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from vivace.engine import compile_ahead as module
-from vivace.engine.compile_ahead import CompileAhead, compile_ahead, engine_kind
+from vivace.engine.compile_ahead import CompileAhead, CompileReport, compile_ahead, engine_kind
 from vivace.engine.kernel_index import index_file, is_complete, write_index
 from vivace.engine.kernel_plan import EngineKind
 from vivace.kernels.gpu import Gpu, gpu_of, num_multiprocessors, stands_for
@@ -215,3 +215,38 @@ def test_what_an_engine_needs_kernels_for():
     with stands_for(Gpu((7, 5), 40)):
         assert engine_kind(config, device, torch.float16, 2, deterministic=False) is None
     assert engine_kind(config, torch.device("cpu"), torch.float32, 2, deterministic=False) is None
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_compiles_for_a_gpu_that_is_not_here(vivace, monkeypatch):
+    kinds = []
+
+    def compile_now(kind):
+        kinds.append(kind)
+        failed = (("b", "too\nlarge"),) if kind.max_streams == 3 else ()
+        return CompileReport(2, 2.0, ("a", 1.5), failed, True, "/cache")
+
+    monkeypatch.setattr(module, "compile_now", compile_now)
+    code, lines, _ = vivace("compile", "mini", "--gpu", "9.0:132", "--dtype", "bfloat16", "--json")
+    assert code == 0
+    assert lines[0] == "2 kernels compiled (2 s of processor time); they lie in /cache"
+    assert json.loads(lines[-1])["kernels"] == 2
+    code, lines, _ = vivace("compile", "mini", "--gpu", "8.6:82", "--max-streams", "3", "--deterministic")
+    assert code == 1
+    assert lines[0] == "b: too large"
+    first, second = kinds
+    assert (first.gpu, first.dtype, first.max_streams) == (Gpu((9, 0), 132), torch.bfloat16, 64)
+    assert (second.gpu, second.deterministic) == (Gpu((8, 6), 82), True)
+
+
+def test_the_command_says_what_it_cannot_compile(vivace, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, lines, _ = vivace("compile", "mini", "--gpu", "7.5:40")
+    assert code == 0
+    assert "plain way" in lines[0]
+    for options in ((), ("--gpu", "9.0"), ("--gpu", "hopper")):
+        code, _, errors = vivace("compile", "mini", *options)
+        assert code == 1
+        assert "9.0:132" in str(errors)

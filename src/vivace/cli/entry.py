@@ -15,7 +15,7 @@ from vivace.cli.bench import bench_app, limits
 from vivace.cli.options import print_line
 from vivace.cli.server import serve
 from vivace.cli.speech import say, transform
-from vivace.cli.tools import convert, doctor, random_checkpoint
+from vivace.cli.tools import compile_kernels, convert, doctor, random_checkpoint
 from vivace.cli.voices import voice_app
 from vivace.config import spin_briefly
 from vivace.errors import ModelFolderError, ServeError, VivaceError
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 for command in (say, transform, batch, convert, doctor, random_checkpoint, serve, limits):
     app.command()(command)
+app.command("compile")(compile_kernels)
 app.add_typer(voice_app, name="voice")
 app.add_typer(bench_app, name="bench")
 

@@ -1,13 +1,29 @@
-"""Commands about models and this machine: ``convert``, ``doctor``, ``random-checkpoint``."""
+"""Commands about models and this machine: ``convert``, ``compile``, ``doctor``, ``random-checkpoint``."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vivace.cli.options import AsJson, Dtype, Lm, Precision, Tokenizer, Variant, print_json, print_line
+from vivace.cli.options import (
+    AsJson,
+    Deterministic,
+    Dtype,
+    Lm,
+    MaxStreams,
+    Precision,
+    Tokenizer,
+    Variant,
+    print_json,
+    print_line,
+)
+from vivace.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from vivace.kernels.gpu import Gpu
 
 
 def convert(
@@ -25,6 +41,72 @@ def convert(
     print_line(f"{out}: written; use it with --model {out}")
     if as_json:
         print_json(summary)
+
+
+def compile_kernels(
+    folder: Annotated[str, typer.Argument(help="Model folder, or 'mini' for the embedded model.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute capability and multiprocessors, such as 9.0:132 (H200); by default this machine's."
+        ),
+    ] = None,
+    dtype: Dtype = Precision.float32,
+    max_streams: MaxStreams = None,
+    deterministic: Deterministic = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model's kernels ahead, for images: an engine with the same options then finds them. Needs no GPU."""
+    from vivace.checkpoint import load_config
+    from vivace.engine.async_engine import MANY_STREAMS
+    from vivace.engine.compile_ahead import compile_now, engine_kind
+    from vivace.engine.loading import model_folder
+    from vivace.kernels.gpu import PLANNED, stands_for
+
+    config, streams = load_config(model_folder(folder)), max_streams or MANY_STREAMS
+    with stands_for(_gpu(gpu)):
+        kind = engine_kind(config, PLANNED, dtype.to_torch(), streams, deterministic=deterministic)
+    if kind is None:
+        print_line("such an engine takes the plain way: there is nothing to compile")
+        return
+    try:
+        report = compile_now(kind)
+    except ImportError as error:
+        raise InvalidRequestError("kernels are compiled with Triton, which is not installed here") from error
+    for name, error in report.failed:
+        print_line(f"{name}: {' '.join(error.split())[:200]}")
+    print_line(
+        f"{report.kernels - len(report.failed)} kernels compiled ({report.cpu_seconds:.0f} s of processor time); "
+        f"they lie in {report.folder}"
+    )
+    if as_json:
+        print_json(report.to_dict())
+    if report.failed or not report.is_complete:
+        raise typer.Exit(1)
+
+
+def _gpu(text: str | None) -> Gpu:
+    """Raises InvalidRequestError for what is no GPU, or where this machine has none."""
+    import torch
+
+    from vivace.kernels.gpu import Gpu, gpu_of, num_multiprocessors
+
+    if text is None:
+        if not torch.cuda.is_available():
+            raise InvalidRequestError(
+                "this machine has no GPU: say which one with --gpu 9.0:132", param="gpu"
+            )
+        device = torch.device("cuda")
+        own = gpu_of(device)
+        assert own is not None
+        return Gpu(own.capability, num_multiprocessors(device))
+    found = re.fullmatch(r"(\d{1,2})\.(\d):(\d{1,4})", text)
+    if found is None:
+        raise InvalidRequestError(
+            "--gpu takes compute capability and multiprocessors, such as 9.0:132", param="gpu"
+        )
+    major, minor, multiprocessors = map(int, found.groups())
+    return Gpu((major, minor), multiprocessors)
 
 
 def doctor(

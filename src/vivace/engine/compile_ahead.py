@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,6 +47,7 @@ class CompileReport:
         kernels: how many were looked at; those that were there already count. failed: names and why.
         cpu_seconds: of all of them together. slowest: name and processor seconds of the slowest one.
         is_complete: the process came to its end.
+        folder: where Triton's lie.
     """
 
     kernels: int
@@ -53,6 +55,11 @@ class CompileReport:
     slowest: tuple[str, float]
     failed: tuple[tuple[str, str], ...]
     is_complete: bool
+    folder: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
 
 @contextmanager
@@ -87,6 +94,15 @@ def engine_kind(
     return EngineKind(config, dtype, gpu, max_streams, deterministic)
 
 
+def compile_now(kind: EngineKind) -> CompileReport:
+    """Compiles all kernels of an engine, on any machine; what is there already is not counted."""
+    ahead = CompileAhead(kind, num_workers())
+    try:
+        return ahead.wait()
+    finally:
+        ahead.close()
+
+
 def num_workers() -> int:
     """Cores that this process may use, within bounds."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -104,8 +120,9 @@ class CompileAhead:
 
     def __init__(self, kind: EngineKind, workers: int, command: Sequence[str] = COMMAND) -> None:
         from vivace.engine.kernel_compiler import order_of
+        from vivace.kernels.triton_cache import use_cache_folder
 
-        self._started = time.monotonic()
+        self._started, self._folder = time.monotonic(), str(use_cache_folder())
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -147,7 +164,7 @@ class CompileAhead:
                 is_complete = self._process.wait() == 0
                 break
         self.close()
-        report = _report(self._data, is_complete=is_complete)
+        report = _report(self._data, self._folder, is_complete=is_complete)
         _log.info(
             "%d kernels compiled ahead in %.1f s (%.1f s of processor time)%s",
             report.kernels,
@@ -171,7 +188,7 @@ class CompileAhead:
         self._process.stdout.close()
 
 
-def _report(data: bytes, *, is_complete: bool) -> CompileReport:
+def _report(data: bytes, folder: str, *, is_complete: bool) -> CompileReport:
     lines = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     seconds = [(line["name"], line["cpu_seconds"]) for line in lines]
     return CompileReport(
@@ -180,4 +197,5 @@ def _report(data: bytes, *, is_complete: bool) -> CompileReport:
         slowest=max(seconds, key=lambda pair: pair[1], default=("", 0.0)),
         failed=tuple((line["name"], line["error"]) for line in lines if line["error"]),
         is_complete=is_complete,
+        folder=folder,
     )

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
@@ -124,6 +124,7 @@ def recorded(gpu: Gpu, found: Callable[[AnyKernel], None]) -> Iterator[None]:
         del device, warmup
         if (kernel, key) not in seen:
             seen.add((kernel, key))
+            assert kernel.cache_key  # made of its source once, not again in every process that compiles
             found(
                 TritonKernel(
                     kernel,
@@ -135,6 +136,7 @@ def recorded(gpu: Gpu, found: Callable[[AnyKernel], None]) -> Iterator[None]:
                 )
             )
 
+    make_backend(planned.get_current_target()).hash()  # asks the assembler for its version, likewise once
     driver.set_active(planned)
     JITFunction._do_compile = record
     try:
