@@ -156,6 +156,13 @@ def test_options_that_would_be_ignored_are_refused(vivace, random_model_folder, 
     assert errors[0].endswith("(unsupported_value)")
 
 
+@pytest.mark.parametrize("option", ["--speed=9", "--seed=-1", "--language=?"])
+def test_wrong_values_are_said_before_the_model_is_loaded(vivace, option):
+    code, _, errors = vivace("say", "Hi.", "-m", "no-such-model", option)
+    assert (code, len(errors)) == (1, 1)
+    assert option[2:].partition("=")[0] in errors[0]
+
+
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(vivace, monkeypatch):
     for given, set_to in ((None, "1000"), ("7", "7")):
         monkeypatch.setenv("GOMP_SPINCOUNT", given or "")

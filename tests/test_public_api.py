@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import vivace
+from vivace import config
 
 
 def test_names_are_sorted_and_unique():
@@ -27,6 +28,15 @@ def test_public_methods_have_docstrings(name):
     for method, thing in vars(getattr(vivace, name)).items():
         if not method.startswith("_") and callable(thing):
             assert thing.__doc__, f"{name}.{method}"
+
+
+def test_waiting_threads_sleep_soon_in_programs_too(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert vivace.Engine is not None
+    assert config.engine_environment()["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert vivace.AsyncEngine is not None
+    assert config.engine_environment()["GOMP_SPINCOUNT"] == "7"
 
 
 def test_unknown_name():

@@ -466,6 +466,11 @@ def test_V8_quota(tmp_path):
     assert caught.value.code == "storage_full"
 
 
+def test_export_into_a_folder_that_is_not_there(registry, tmp_path):
+    with pytest.raises(FileNotFoundError, match="make it first"):
+        registry.export("mini", tmp_path / "nowhere" / "mini")
+
+
 def test_a_voice_of_another_model_is_listed_as_unfit(tmp_path):
     """It is not offered, but its name is taken, and it can be removed."""
     folder = VoiceRegistry(tmp_path)

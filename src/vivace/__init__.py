@@ -67,5 +67,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
+        from vivace.config import spin_briefly
+
+        spin_briefly()  # before the tensor library is loaded
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

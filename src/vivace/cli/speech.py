@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +33,6 @@ from vivace.errors import InvalidRequestError, InvalidTextError
 if TYPE_CHECKING:
     from vivace.datatypes import SynthesisResult
     from vivace.engine import SpeechStream
-    from vivace.voice import Voice
 
 
 def say(
@@ -61,29 +60,32 @@ def say(
 ) -> None:
     """Speak: text in, an audio file out, written while it is made."""
     from vivace.audio.formats import check_target
+    from vivace.config import Limits
     from vivace.datatypes import SamplingParams
     from vivace.engine import SynthesisRequest
+    from vivace.engine.request import check_request
 
     check_target(out)
     _check_one_voice(voice, prompt_audio, prompt_text)
     check_consent(prompt_audio, consent)
+    request = SynthesisRequest(
+        text=_standard_input() if text == ["-"] else " ".join(text),
+        voice=voice,
+        instruction=instruction,
+        cross_lingual=cross_lingual,
+        language=language,
+        speed=speed,
+        stream=stream,
+        sampling=SamplingParams(seed=seed),
+    )
+    check_request(request, Limits())  # before the model is loaded
     with open_engine(
         model, device, dtype, lm, warm_up=False, tokenizer=tokenizer, deterministic=deterministic
     ) as engine:
-        chosen: str | Voice | None = voice
         if prompt_audio is not None:
-            chosen = engine.make_voice(prompt_audio, prompt_text, consent=consent)
-        engine.warm_up(chosen)
-        request = SynthesisRequest(
-            text=_standard_input() if text == ["-"] else " ".join(text),
-            voice=chosen,
-            instruction=instruction,
-            cross_lingual=cross_lingual,
-            language=language,
-            speed=speed,
-            stream=stream,
-            sampling=SamplingParams(seed=seed),
-        )
+            made = engine.make_voice(prompt_audio, prompt_text, consent=consent)
+            request = replace(request, voice=made)
+        engine.warm_up(request.voice)
         result = _to_file(engine.stream(request), out, engine.sample_rate_hz)
     _report(result, out, as_json)
 
@@ -163,10 +165,13 @@ def transform(
 ) -> None:
     """Voice conversion: the words of one recording in the voice of another."""
     from vivace.audio.formats import check_target
+    from vivace.config import Limits
+    from vivace.engine.request import check_speed
 
     check_target(out)
     _check_one_voice(voice, prompt_audio)
     check_consent(prompt_audio, consent)
+    check_speed(speed, Limits())
     with open_engine(model, device, dtype) as engine:
         target = engine.make_voice(prompt_audio, "", consent=consent) if prompt_audio is not None else voice
         stream = engine.transform(source, target, speed=speed)

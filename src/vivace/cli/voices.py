@@ -10,6 +10,8 @@ import typer
 
 from vivace.cli.options import AsJson, Consent, Model, check_consent, open_engine, print_json, print_line
 
+Stored = Annotated[str, typer.Argument(help="Name of a voice (see `vivace voice list`).")]
+
 voice_app = typer.Typer(help="Stored voices.", no_args_is_help=True)
 
 
@@ -44,7 +46,7 @@ def voice_list(model: Model = "mini", as_json: AsJson = False) -> None:
 
 
 @voice_app.command("remove")
-def voice_remove(name: str, model: Model = "mini") -> None:
+def voice_remove(name: Stored, model: Model = "mini") -> None:
     """Remove a stored voice."""
     from vivace.engine import open_voices
 
@@ -53,15 +55,23 @@ def voice_remove(name: str, model: Model = "mini") -> None:
 
 
 @voice_app.command("export")
-def voice_export(name: str, out: Path, model: Model = "mini") -> None:
-    """Write a voice to one portable file, OUT.safetensors."""
+def voice_export(
+    name: Stored,
+    out: Annotated[Path, typer.Argument(help="File or folder; .safetensors is added if missing.")],
+    model: Model = "mini",
+) -> None:
+    """Write a voice to one portable file."""
     from vivace.engine import open_voices
 
     print_line(f"{name}: exported to {open_voices(model).export(name, out)}")
 
 
 @voice_app.command("import")
-def voice_import(path: Path, name: str | None = None, model: Model = "mini") -> None:
+def voice_import(
+    path: Annotated[Path, typer.Argument(help="File of `vivace voice export`.")],
+    name: Annotated[str | None, typer.Option(help="Another name for it here.")] = None,
+    model: Model = "mini",
+) -> None:
     """Store a voice that was exported elsewhere."""
     from vivace.engine import open_voices
 

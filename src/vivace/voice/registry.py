@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -211,12 +212,19 @@ class VoiceRegistry:
         return entry
 
     def export(self, name: str, path: Path) -> Path:
-        """Write a voice to a file of its own, ``.safetensors`` added if missing; returns where it is."""
+        """Write a voice to a file of its own, ``.safetensors`` added if missing; returns where it is.
+
+        Raises:
+            VoiceNotFoundError: there is none. FileNotFoundError: the file's folder does not exist.
+            VivaceError: ``storage_full``.
+        """
         voice = self.get(name)
         if path.is_dir():
             path = path / voice.name
         if path.suffix != SUFFIX:
             path = path.with_name(path.name + SUFFIX)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "its folder does not exist; make it first", str(path))
         save_voice(voice, path)
         return path
 
