@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # Tests are small: more threads cost time, and they disturb each other where several test processes run at once.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that the tests start
 
 
 @pytest.fixture(scope="session")
