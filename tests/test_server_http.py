@@ -24,7 +24,14 @@ from tests.server_helpers import (
     wait_until,
 )
 from vivace.config import ServerConfig
-from vivace.errors import CancelledRequestError, InvalidTextError, OverloadedError, SynthesisError
+from vivace.errors import (
+    CancelledRequestError,
+    InvalidTextError,
+    ModelFolderError,
+    OverloadedError,
+    SynthesisError,
+    VivaceError,
+)
 from vivace.server.metrics import Metrics
 from vivace.server.playback import Playback
 from vivace.server.voice_names import OPENAI_VOICES
@@ -443,6 +450,22 @@ def test_answers_are_closed_when_the_reader_is_done(server):
     with server.connect() as connection:
         connection.sendall(post({"input": "Hi.", "response_format": "pcm"}, headers=("Connection: close",)))
         assert read_all(connection).endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SynthesisError("not finite"), "Try another seed"),
+        (ModelFolderError("/srv/x: campplus.onnx: is missing"), "lacks"),
+        (VivaceError("the engine process did not start"), "log says why"),
+    ],
+)
+def test_a_failure_advises_what_may_help_and_names_no_path(client, server, error, said):
+    server.service.script = [error]
+    response = _speak(client)
+    assert _error(response) == (500, "internal_error")
+    assert said in response.json()["error"]["message"]
+    assert "/srv" not in response.text
 
 
 def test_pcm_has_openais_rate_whatever_the_models(client, server):

@@ -49,6 +49,12 @@ _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "r
 _REPEATS = (409, 500, 507)
 """Statuses that clients would try again although the answer stays the same."""
 
+_FAILURES = {
+    "synthesis_failed": "The model failed to speak this text. Try another seed.",
+    "no_speech": "The model failed to speak this text. Try another seed.",
+    "invalid_model_folder": "This server's model lacks what that takes. The server's log names the file.",
+}
+
 _PARAMS = {
     "text": "input",
     "instruction": "instructions",
@@ -111,12 +117,8 @@ def describe(error: BaseException) -> ErrorAnswer:
         status = 503
     if status == 500:
         _log.error("a request failed: %s (%s)", error.message, error.code)
-        return ErrorAnswer(
-            500,
-            "internal_error",
-            "The model failed to speak this text. Try another seed.",
-            headers=_again(500),
-        )
+        said = _FAILURES.get(error.code, "The server failed to answer. Its log says why.")
+        return ErrorAnswer(500, "internal_error", said, headers=_again(500))
     headers = _again(status)
     retry_after_s = getattr(error, "retry_after_s", None)
     if status in (429, 503) or isinstance(error, OverloadedError):
