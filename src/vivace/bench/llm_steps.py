@@ -12,6 +12,7 @@ from vivace.datatypes import SamplingParams
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
 from vivace.layers.attention import rotary_tables, rotate
+from vivace.models.capture import capturing
 from vivace.models.lm_launches import BUCKETS, PAGE_TOKENS, Launch, RowCommand
 from vivace.models.lm_paged import PagedLM
 from vivace.models.speech_lm import DecoderLayer, SpeechLM
@@ -141,6 +142,10 @@ class StaticSteps:
         self._ages = torch.arange(capacity, device=weight.device)
         self._run_layer = torch.compile(self._layer, dynamic=False) if is_compiled else self._layer
 
+    @property
+    def device(self) -> torch.device:
+        return self._cache.device
+
     def reset(self) -> None:
         self._at.fill_(self._context)
         self._drawing.reset()
@@ -184,15 +189,16 @@ class StaticSteps:
 
 def capture_step(steps: StaticSteps) -> torch.cuda.CUDAGraph:
     """One step as a CUDA graph, after one that compiles what is to be compiled."""
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
+    device = steps.device
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         steps.reset()
         steps.step()
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     steps.reset()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph, device):
         steps.step()
     return graph
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vivace.layers.relative import RelativeLayer
+from vivace.models.capture import capturing
 from vivace.models.conformer_lm import ConformerLM
 
 FIRST_CAPACITY = 512
@@ -111,14 +112,16 @@ class ConformerRows:
         self._end += 1
 
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        device = self._place.device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             self._run()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, device):
             self._run()
+        self._graph = graph
 
     def _run(self) -> None:
         lm, place = self._lm, self._place

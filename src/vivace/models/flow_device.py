@@ -44,7 +44,7 @@ class DeviceFlow(PagedFlow):
         costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
             known for the kernels, or launches of 1, 2, 4 … streams without padding.
         waves: chunks of one stream in a launch (``flow_wave``), beside 1; None: ``WAVES`` where costs are known.
-        use_graphs: whole chunks as CUDA graphs; None: on a GPU.
+        use_graphs: whole chunks as CUDA graphs; None: on a GPU with kernels.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class DeviceFlow(PagedFlow):
         dtype = self.weights.x.dtype
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
         self._is_chosen, self._options = kernels is None, options
-        self._use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
+        has_kernels = self._kernels is not dit_reference  # the plain ones read on the host what a graph cannot hold
+        self._use_graphs = device.type == "cuda" and has_kernels if use_graphs is None else use_graphs
         self._solvers: dict[int, Solver] = {}
         if costs is None and kernels is None:
             costs = launch_costs(self._kernels, config, dtype, device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vivace.models.capture import capturing
 from vivace.models.hift_window import Column, WindowVocoder
 from vivace.models.host_samples import HostBuffers, HostCopy, SamplePart, record_event
 from vivace.models.vocoder_slots import DeviceStream, Row, SlotVocoder
@@ -168,8 +169,7 @@ class _Launch:
         torch.cuda.current_stream(self._windows.device).wait_stream(stream)
         torch.cuda.synchronize(self._windows.device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        with capturing(graph, self._windows.device, memory):
             self.run()
         self._graph = graph
         return memory or graph.pool()

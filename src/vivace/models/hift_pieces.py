@@ -12,6 +12,7 @@ from torch import Tensor
 from vivace.kernels import hift_reference
 from vivace.kernels.gpu import gpu_of
 from vivace.kernels.hift_plan import Conv, Param, States
+from vivace.models.capture import capturing
 from vivace.models.hift_layout import Layout
 
 HEADER = 4  # values before the samples of a row; the first one is the flag
@@ -105,8 +106,7 @@ class PieceRunner:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with capturing(graph, self._device):
             self.launch(frames, rows)
         self.graphs[frames, rows] = graph
 

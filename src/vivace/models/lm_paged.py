@@ -26,6 +26,7 @@ from vivace.kernels.reference import DrawRows
 from vivace.kernels.row_state import RING, RowState
 from vivace.layers.attention import rotary_tables
 from vivace.models import lm_packed
+from vivace.models.capture import capturing
 from vivace.models.lm_launches import (
     BUCKETS,
     OUT_TOKENS,
@@ -374,9 +375,7 @@ class PagedLM:
             self._launches.copy_(turn)
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"
-        ):
+        with capturing(graph, self.device, self._memory, self.stream):
             self._body(key)
         self._memory = self._memory or graph.pool()
         self._graphs[key] = graph

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeLayer
+from vivace.models.capture import capturing
 from vivace.models.flow import time_grid
 from vivace.models.flow_regulated import RegulatedFlow
 from vivace.models.unet_packed import PackedUNet
@@ -189,9 +190,7 @@ class PieceSolver:
         graphs = []
         for work in (self._encode, self._euler):
             graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile.
-            options: Any = {"pool": self._parts.memory, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(graph, **options), full_float32(device):
+            with capturing(graph, device, self._parts.memory), full_float32(device):
                 work()
             self._parts.memory = self._parts.memory or graph.pool()
             graphs.append(graph)

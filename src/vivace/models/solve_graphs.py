@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vivace.models.capture import capturing
+
 FRAMES = 64
 MOST_FRAMES = 2048
 MOST_GRAPHS = 24
@@ -75,15 +77,16 @@ class SolveGraphs:
         buffers = tuple(part.contiguous().clone() for part in inputs)
         if not buffers[0].is_cuda:
             return _Captured(buffers, buffers[0], None)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        device = buffers[0].device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what libraries set up at first use cannot be captured
             self._solve(*buffers)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Graphs never run side by side, and what one leaves is copied at once: all of them may share their memory.
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capturing(graph, device, self._pool):
             mel = self._solve(*buffers)
         return _Captured(buffers, mel, graph)

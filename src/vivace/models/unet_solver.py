@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeAttention, RelativeLayer, shift_to_keys
+from vivace.models.capture import capturing
 from vivace.models.dit_stream import BRANCHES
 from vivace.models.flow import LOOKAHEAD_KERNEL
 from vivace.models.flow_unet import UNetFlow
@@ -171,13 +172,14 @@ class UNetSolver:
 
     def capture(self, num_pages: int) -> None:
         """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        device = self.x.device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what libraries and kernels set up at first use cannot be captured
             self._begin(num_pages)
             if self._euler_graph is None:
                 self._euler()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         self._graphs[num_pages] = self._captured(lambda: self._begin(num_pages))
         if self._euler_graph is None:
             self._euler_graph = self._captured(self._euler)
@@ -186,7 +188,7 @@ class UNetSolver:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:  # graphs of one solver never run side by side: they share their memory
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with capturing(graph, self.x.device, self._pool):
             work()
         return graph
 
