@@ -8,6 +8,7 @@ import pytest
 
 import vivace
 from vivace import config
+from vivace.engine.request import check_request
 
 
 def test_names_are_sorted_and_unique():
@@ -49,6 +50,13 @@ def test_importing_loads_no_tensor_library(module):
     code = f"import sys, {module}; print(sorted({{'torch', 'numpy', 'onnxruntime', 'soundfile'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("request_", ["Hello.", None, {"text": "Hello."}])
+def test_a_text_in_place_of_a_request_is_an_error_with_advice(request_):
+    with pytest.raises(vivace.InvalidRequestError, match=r"SynthesisRequest\(text\)") as caught:
+        check_request(request_, config.Limits())
+    assert (caught.value.code, caught.value.param) == ("invalid_type", "request")
 
 
 def test_every_error_says_its_status_and_code():

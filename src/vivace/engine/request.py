@@ -50,6 +50,11 @@ class SynthesisRequest:
 
 def check_request(request: SynthesisRequest, limits: Limits) -> None:
     """Raises ``InvalidRequestError`` that names the field; the text itself is checked where it is normalised."""
+    given: object = request
+    if not isinstance(given, SynthesisRequest):
+        raise InvalidRequestError(
+            "give a SynthesisRequest: SynthesisRequest(text)", code="invalid_type", param="request"
+        )
     text: object = request.text
     if isinstance(text, str):
         if len(text) > limits.text_characters:
