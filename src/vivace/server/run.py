@@ -198,9 +198,8 @@ def _greeting(service: SpeechService, address: str) -> str:
     num_voices, num_engines = len(service.voices.builtin_names), len(gauges_by_engine(service))
     several = f", {num_engines} engines" if num_engines > 1 else ""
     mark = f", watermark {service.watermark}" if isinstance(service, MarkedService) else ""
-    return (
-        f"Vivace speaks at {address} (model {service.model}, {num_voices} voices of its own{several}{mark})"
-    )
+    voices = f"{num_voices} voice{'' if num_voices == 1 else 's'} of its own"
+    return f"Vivace speaks at {address} (model {service.model}, {voices}{several}{mark})"
 
 
 @contextlib.contextmanager
