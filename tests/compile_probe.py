@@ -3,23 +3,29 @@
 python -m tests.compile_probe FOLDER     # an empty folder for caches; prints one JSON document
 """
 
+import hashlib
 import io
 import json
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from triton import knobs
+from triton.backends.nvidia import driver as nvidia
 from triton.compiler.compiler import get_cache_invalidating_env_vars, get_cache_key, make_backend
+from triton.runtime.build import platform_key
 from triton.runtime.jit import JITFunction
 
 from vivace.checkpoint import loading
 from vivace.engine import kernel_compiler, kernel_plan
 from vivace.engine.kernel_plan import EngineKind, plan
-from vivace.kernels import gpu, launches
+from vivace.kernels import gpu, launches, triton_launcher
 from vivace.kernels.gpu import Gpu
 from vivace.kernels.launches import recorded
+from vivace.kernels.triton_cache import kept_in
 from vivace.random_checkpoint import tiny_config
 
 HOPPER, AMPERE, TURING = Gpu((9, 0), 132), Gpu((8, 6), 82), Gpu((7, 5), 40)
@@ -85,6 +91,25 @@ def compiled(found):
     return {k.name: k.compile().metadata.shared for k in found if k.name in FEW}
 
 
+def launcher_is_known_beforehand(kernel):
+    """Whether the C module of a kernel is looked for where Triton, made to build it, would put it.
+
+    Without a driver none can be linked: from here on an empty file takes its place.
+    """
+    built = []
+
+    def build(src, name, **options):
+        key = hashlib.sha256((src + platform_key()).encode()).hexdigest()
+        built.append(kept_in(key, name + sysconfig.get_config_var("EXT_SUFFIX")))
+        Path(built[-1]).touch()
+        return SimpleNamespace(launch=None)
+
+    nvidia.compile_module_from_src, nvidia.library_dirs = build, lambda: ["/"]
+    triton_launcher.has_driver.cache_clear()
+    compiled = kernel.compile()
+    return [kept == file for file, kept in zip(built, triton_launcher.kept(compiled), strict=True)]
+
+
 def twice(found):
     """What the compiling process says of two kernels, and again: then they are there."""
     kernel_compiler.plan = lambda kind, tell: [tell(kernel) for kernel in found if kernel.name in FEW]
@@ -107,6 +132,7 @@ def main() -> None:
         "turing": len(kernels_of(3, TURING)),
         "same_keys": {"2": keys(older) == keys_with_memory(2), "3": keys(hopper) == keys_with_memory(3)},
         "shared_keys": len(keys(hopper) & keys(ampere)),
+        "launcher": launcher_is_known_beforehand(silu),
         "hits": is_found_by_a_launch(silu),
         "shared_bytes": {"hopper": compiled(hopper), "ampere": compiled(ampere)},
         "twice": twice(hopper),

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from vivace.config import Limits
 from vivace.engine import compile_ahead as module
 from vivace.engine.compile_ahead import CompileAhead, CompileReport, compile_ahead, engine_kind
+from vivace.engine.device_stages import DeviceStages
 from vivace.engine.kernel_index import index_file, is_complete, write_index
 from vivace.engine.kernel_plan import EngineKind
 from vivace.kernels.gpu import Gpu, gpu_of, num_multiprocessors, stands_for
@@ -60,6 +63,10 @@ def test_keys_are_those_of_tensors_with_memory(probe):
 
 def test_a_launch_finds_what_was_compiled(probe):
     assert probe["hits"] == [True]
+
+
+def test_so_does_the_module_that_launches_it(probe):
+    assert probe["launcher"] == [True]
 
 
 def test_every_gpu_has_kernels_of_its_own(probe):
@@ -145,6 +152,7 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setattr(module, "num_workers", lambda: 4)
+    monkeypatch.setattr(module, "can_launch", lambda: True)
     monkeypatch.setattr(CompileAhead, "__init__", lambda self, kind, workers: calls.append((kind, workers)))
     return calls
 
@@ -170,6 +178,9 @@ def test_nothing_starts_without_cores_or_for_the_plain_way(started, monkeypatch)
     with compile_ahead(ROOT / "nothing", "cuda:99", torch.float32, 2, deterministic=False) as wait:
         wait()
     monkeypatch.setattr(module, "num_workers", lambda: 1)
+    assert CompileAhead.start(KIND) is None
+    monkeypatch.setattr(module, "num_workers", lambda: 4)
+    monkeypatch.setattr(module, "can_launch", lambda: False)
     assert CompileAhead.start(KIND) is None
     assert not started
 
@@ -215,6 +226,19 @@ def test_what_an_engine_needs_kernels_for():
     with stands_for(Gpu((7, 5), 40)):
         assert engine_kind(config, device, torch.float16, 2, deterministic=False) is None
     assert engine_kind(config, torch.device("cpu"), torch.float32, 2, deterministic=False) is None
+
+
+# -- where there are no kernels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capability", "why"), [((7, 5), "no fast kernels"), ((9, 0), "cannot launch")])
+def test_the_plain_way_is_said_once(monkeypatch, caplog, capability, why):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
+    with caplog.at_level(logging.WARNING):
+        assert DeviceStages.open(SimpleNamespace(device=torch.device("cuda", 0)), Limits()) is None
+    (record,) = caplog.records
+    assert why in record.message
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

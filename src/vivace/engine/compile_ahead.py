@@ -62,6 +62,13 @@ class CompileReport:
         return asdict(self)
 
 
+def can_launch() -> bool:
+    """Whether Triton can launch what it compiles; ``DeviceStages.open`` says why not."""
+    from vivace.kernels.triton_launcher import why_no_launches
+
+    return why_no_launches() is None
+
+
 @contextmanager
 def compile_ahead(
     folder: Path, device: str, dtype: torch.dtype, max_streams: int, *, deterministic: bool
@@ -144,6 +151,8 @@ class CompileAhead:
         try:
             from vivace.kernels.triton_cache import use_cache_folder
 
+            if not can_launch():
+                return None
             if is_complete(index_file(kind, use_cache_folder())):
                 return None
             _log.info("compiling kernels on %d cores", num_workers())

@@ -236,8 +236,16 @@ class DeviceStages:
             )
             return None
         from vivace.kernels.triton_cache import use_cache_folder
+        from vivace.kernels.triton_launcher import why_no_launches
 
         use_cache_folder()
+        problem = why_no_launches()
+        if problem is not None:
+            _log.warning(
+                "Triton cannot launch kernels here: every stage takes the plain way, which is slower (%s)",
+                problem,
+            )
+            return None
         with on_device(model.device):
             stages = cls.build(model, limits, max_streams, deterministic=deterministic)
             torch.cuda.synchronize()  # what was made on the default stream may be used on others

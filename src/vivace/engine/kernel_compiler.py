@@ -72,13 +72,13 @@ def run(kind: EngineKind, workers: int, out: TextIO, stop: int | None) -> bool:
         finally:
             pool.close()
         if all(outcome.is_known for outcome in outcomes):
-            write_index(index, [outcome.result for outcome in outcomes if outcome.result is not None])
+            write_index(index, [file for outcome in outcomes for file in outcome.result or ()])
         return not any(outcome.error for outcome in outcomes)
 
 
-def _kept(kernel: Any, compiled: Any) -> str | None:
-    file: str | None = kernel.kept(compiled)
-    return file
+def _kept(kernel: Any, compiled: Any) -> list[str]:
+    files: list[str] = kernel.kept(compiled)
+    return files
 
 
 def _tell(out: TextIO, outcome: Outcome) -> None:

@@ -52,7 +52,7 @@ def write_index(index: Path, files: Sequence[str]) -> None:
         handle, written = tempfile.mkstemp(dir=index.parent, prefix=".index-")
         try:
             with os.fdopen(handle, "w") as stream:
-                json.dump(sorted(files), stream)
+                json.dump(sorted(set(files)), stream)
             Path(written).replace(index)
         except OSError:
             Path(written).unlink(missing_ok=True)

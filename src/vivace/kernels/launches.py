@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
-from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
+from vivace.kernels import triton_launcher
 from vivace.kernels.cuda_compile import compiled, kept_file
 from vivace.kernels.cuda_planned import CudaSource, reports_sources
 from vivace.kernels.gpu import Gpu, stands_for
+from vivace.kernels.triton_cache import kept_in
 
 _WARP = 32
 
@@ -52,14 +52,20 @@ class TritonKernel:
         return str(self.kernel.__name__)
 
     def compile(self) -> Any:
-        """Compiles it into Triton's cache, or finds it there; Triton's ``CompiledKernel``, not loaded."""
-        source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
-        return triton.compile(source, target=self.target, options=self.options)
+        """Compiles it into Triton's cache, or finds it there; Triton's ``CompiledKernel``, not loaded.
 
-    def kept(self, compiled: Any) -> str | None:
-        """The file that ``compile`` leaves last; None where Triton keeps things elsewhere than in files."""
-        folder = getattr(get_cache_manager(compiled.hash), "cache_dir", None)
-        return None if folder is None else str(Path(folder) / f"__grp__{compiled.src.name[:150]}.json")
+        With it comes the module in C that launches it, where there is a driver to link.
+        """
+        source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
+        compiled = triton.compile(source, target=self.target, options=self.options)
+        if triton_launcher.has_driver():
+            triton_launcher.build(compiled)
+        return compiled
+
+    def kept(self, compiled: Any) -> list[str]:
+        """The files that a launch needs; the one that launches may be missing. None where they are not in folders."""
+        group = kept_in(compiled.hash, f"__grp__{compiled.src.name[:150]}.json")
+        return [] if group is None else [group, *triton_launcher.kept(compiled)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,11 @@ class CudaKernel:
             source.text, name=source.name, options=source.options, architecture=source.architecture
         )
 
-    def kept(self, code: bytes) -> str | None:
+    def kept(self, code: bytes) -> list[str]:
         """The file that keeps the code."""
         del code
         text, name, options, architecture = self.source
-        return str(kept_file(text, name=name, options=options, architecture=architecture))
+        return [str(kept_file(text, name=name, options=options, architecture=architecture))]
 
 
 AnyKernel: TypeAlias = TritonKernel | CudaKernel

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from triton import knobs
+from triton.runtime.cache import get_cache_manager
 
 from vivace.config import triton_folder
 
@@ -28,6 +29,12 @@ def use_cache_folder() -> Path:
         folder = own
     knobs.cache.dir = str(folder)
     return folder
+
+
+def kept_in(key: str, name: str) -> str | None:
+    """Where Triton keeps a file; None where it keeps things elsewhere than in folders."""
+    folder = getattr(get_cache_manager(key), "cache_dir", None)
+    return None if folder is None else str(Path(folder) / name)
 
 
 def _is_writable(folder: Path) -> bool:
