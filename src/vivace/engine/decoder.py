@@ -7,7 +7,6 @@ tokens of that chunk are then taken without waiting for those.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -74,19 +73,23 @@ class BatchDecoder:
 
     def _collect_all(self, decoding: Mapping[DeviceLMSession, _Decoding]) -> Iterator[Outcome]:
         """All rows launch by launch: what one has made is taken while the device is at the next one."""
-        order = itertools.count()
-        heads = [(session.next_launch, next(order), session) for session in decoding]
-        heapq.heapify(heads)
-        while heads:
-            _, _, session = heapq.heappop(heads)
-            live, segment = decoding[session]
-            if live.is_done or live.segment is not segment:
-                continue
-            outcome = attempt(live, partial(self._take_tokens, live, segment, session, 1))
-            if outcome.error is None and session.tokens_under_way:
-                heapq.heappush(heads, (session.next_launch, next(order), session))
-            else:
-                yield outcome
+        waiting: dict[int, list[DeviceLMSession]] = {}
+        for session in decoding:
+            waiting.setdefault(session.next_launch, []).append(session)
+        while waiting:
+            for session in waiting.pop(min(waiting)):
+                live, segment = decoding[session]
+                if live.is_done or live.segment is not segment:
+                    continue
+                try:
+                    self._take_tokens(live, segment, session, 1)
+                except Exception as error:
+                    yield Outcome(live, error=error)
+                    continue
+                if session.tokens_under_way:
+                    waiting.setdefault(session.next_launch, []).append(session)
+                else:
+                    yield Outcome(live)
 
     def launch(
         self, planned: _Planned, lives: Mapping[int, LiveRequest], failed: set[int]
@@ -102,11 +105,14 @@ class BatchDecoder:
             live = lives[request_id]
             if request_id in failed:
                 continue
-            opened = attempt(live, partial(self._open, live))
             segment = live.segment
-            if opened.error is not None or segment is None:
-                yield opened
-            elif isinstance(segment.lm, DeviceLMSession):
+            if segment is None:
+                opened = attempt(live, partial(self._open, live))
+                segment = live.segment
+                if opened.error is not None or segment is None:
+                    yield opened
+                    continue
+            if isinstance(segment.lm, DeviceLMSession):
                 self._decoding[segment.lm] = live, segment
                 bursts[segment.lm] = self._bursts(live, segment, count, is_few)
             else:
@@ -142,8 +148,7 @@ class BatchDecoder:
                 refused.update((session, fault) for session, _ in work)
 
     def _open(self, live: LiveRequest) -> None:
-        if live.segment is None:
-            self._stages.next_segment(live)
+        self._stages.next_segment(live)
 
     def _enough(self, live: LiveRequest, segment: Segment) -> int:
         """Tokens with which there is something for the flow to do."""

@@ -149,9 +149,7 @@ class DeviceLMSession:
             failed |= result.stop == NOT_FINITE
             if launch is not self._prompt_launch:
                 self._length += len(result.ids)
-            for token in result.ids:
-                if self.finish_reason is None:
-                    made += self._accept(token)
+            made += self._accept_all(result.ids)
             if self.finish_reason is not None:  # what comes behind the end is nothing
                 self._launches.clear()
                 self.tokens_under_way = 0
@@ -212,6 +210,30 @@ class DeviceLMSession:
                 self._rules.finish_reason = "stop"
             self._feed = action if isinstance(action, Feed) else None
         return self._feed
+
+    def _accept_all(self, ids: list[int]) -> list[int]:
+        """Drawn ids, one after the other until the end; the speech tokens among them."""
+        made: list[int] = []
+        if isinstance(self._sequence, PlainSequence) and self.finish_reason is None:
+            made = self._accept_speech(self._sequence, ids)
+        for token in ids[len(made) :]:
+            if self.finish_reason is None:
+                made += self._accept(token)
+        return made
+
+    def _accept_speech(self, sequence: PlainSequence, ids: list[int]) -> list[int]:
+        """The speech tokens that ``ids`` begins with, as far as the rules let them count: where the sequence cannot
+        change between two of them, there is no need to ask it each time."""
+        size = self._config.speech_token_size
+        count = next((place for place, token in enumerate(ids) if token >= size), len(ids))
+        if not count:
+            return []
+        assert self._take_feed() is not None, "tokens beyond what was wanted"
+        self._feed = None
+        tokens = ids[: self._rules.count_run(ids[:count], text_is_known=True)]
+        sequence.accept_run(tokens)
+        self._drawn = tokens[-1]
+        return tokens
 
     def _accept(self, token: int) -> list[int]:
         """One drawn id through the sequence and the rules."""

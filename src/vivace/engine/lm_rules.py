@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from vivace.datatypes import FinishReason
@@ -67,6 +68,21 @@ class SegmentRules:
             return self._max_tokens
         share = int(self._ratio[1] * self._sequence.num_text_tokens)
         return min(self._max_tokens, max(SHORTEST_LIMIT_TOKENS, share))
+
+    def count_run(self, tokens: Sequence[int], *, text_is_known: bool) -> int:
+        """``count`` of one token after the other until they are over; how many that were."""
+        left = self.limit(text_is_known=text_is_known) - self.num_speech_tokens
+        last, equal, most_equal, counted = self._last_token, self._num_equal, self._max_equal_tokens, 0
+        for token in tokens:
+            counted += 1
+            equal = equal + 1 if token == last else 1
+            last = token
+            if counted >= left or equal >= most_equal:
+                self.finish_reason = "length"
+                break
+        self._last_token, self._num_equal = last, equal
+        self.num_speech_tokens += counted
+        return counted
 
     def count(self, token: int, *, text_is_known: bool) -> None:
         """Takes a speech token into account."""

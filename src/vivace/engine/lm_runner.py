@@ -60,6 +60,11 @@ class PlainSequence:
         self._pending = (Piece("speech", (token,)),)
         return token
 
+    def accept_run(self, tokens: Sequence[int]) -> None:
+        """``accept`` of speech tokens, one after the other; at least one."""
+        self.history += tokens
+        self._pending = (Piece("speech", (tokens[-1],)),)
+
 
 class LMSession:
     """The decoding of one segment.

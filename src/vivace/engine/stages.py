@@ -267,7 +267,7 @@ class Stages:
             segment=work.segment.index if work.segment is not None else max(0, live.num_segments - 1),
             start_s=live.num_samples / live.sample_rate_hz,
             elapsed_ms=live.elapsed_ms(),
-            times=replace(live.times),
+            times=live.times.copy(),
             is_last=work.request_ends,
         )
 

@@ -80,6 +80,7 @@ class DeviceFlow(PagedFlow):
         self.most_in_wave = max(self._wave_costs)
         self._waves: dict[int, WaveSolver] = {}
         self._padding_chunk: Chunk | None = None
+        self._no_mel = torch.zeros(0, config.dit.mel_dim, dtype=dtype, device=device)
         self.pool, blocks, self._padding_pool = self._pools(dtype, device, max_bytes, max_streams)
         velocities = torch.zeros(config.noise_frames, config.dit.mel_dim, device=device)
         self.start = StartBranch(blocks, velocities)
@@ -228,8 +229,10 @@ class DeviceFlow(PagedFlow):
             chunks += [self._padding()] * (size - count)
         solver.send(chunks)
         for slot, (work, part) in enumerate(zip(works, chunks, strict=False)):
-            stream = work.stream
-            solver.set_voice(slot, stream.speaker, stream.prompt_mel[part.start : part.start + chunk])
+            stream, mel = work.stream, self._no_mel
+            if part.start < stream.prompt_mel.shape[0]:
+                mel = stream.prompt_mel[part.start : part.start + chunk]
+            solver.set_voice(slot, stream.speaker, mel)
         solver.run(is_known)
         frames = [part.num_frames for part in chunks[:count]]
         self._note(works, frames, solver.x[:count].clone(), solver.fault[:count])
@@ -297,8 +300,10 @@ class DeviceFlow(PagedFlow):
         config = self._config
         total = config.dit.static_chunk_frames // config.token_mel_ratio + config.lookahead_tokens
         after = stream.waiting[done : done + num_tokens + config.lookahead_tokens]
-        after = [max(0, token) for token in after]
-        before = [max(0, token) for token in (*stream.before, *stream.waiting[:done])][-LOOKAHEAD_BEFORE:]
+        before = (stream.before + stream.waiting[max(0, done - LOOKAHEAD_BEFORE) : done])[-LOOKAHEAD_BEFORE:]
+        if after and min(after) < 0:
+            after = [max(0, token) for token in after]
+        before = [max(0, token) for token in before]
         return [-1] * (LOOKAHEAD_BEFORE - len(before)) + before + after + [-1] * (total - len(after))
 
     def _resolve(self, offset: int) -> Tensor:

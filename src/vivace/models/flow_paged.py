@@ -352,13 +352,15 @@ class PagedFlow(ABC):
         self._launches += len(works)
         flags = self._flags[first : first + len(works)]
         flags.copy_(faults, non_blocking=True)
-        for slot, (work, count) in enumerate(zip(works, frames, strict=True)):
+        # Views of all rows at once: one by one each takes as long as the rest of this.
+        rows, length = zip(mels.unbind(), flags.unbind(), strict=True), mels.shape[1]
+        for work, count, (mel, flag) in zip(works, frames, rows, strict=True):
             stream, size = work.stream, work.sizes.pop(0)
             stream.length += count
             stream.before = (stream.before + stream.waiting[:size])[-self._before_tokens :]
             del stream.waiting[:size]
-            work.mels.append(mels[slot, :count])
-            work.faults.append(flags[slot])
+            work.mels.append(mel if count == length else mel[:count])
+            work.faults.append(flag)
 
     def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
         error = work.error if isinstance(work, Work) else work

@@ -79,11 +79,14 @@ class _Packet:
             table[:, index, :count] = chunk.pages
             table[0, row, :count] = chunk.shared
             table[1, row, :count] = table[1, index, :count] - layout.block
-            for at in (index, row):
-                here[:, at] = table[:, at, count - 1]
-                before[:, at] = table[:, at, max(0, count - 2)]
-                starts[at], counts[at] = chunk.start, chunk.num_frames
-            ids[index] = chunk.ids
+        # All streams at once, as far as they have as many values each; both branches have the same.
+        last = [len(chunk.pages) - 1 for chunk in chunks] * 2
+        rows = range(2 * streams)
+        here[:] = table[:, rows, last]
+        before[:] = table[:, rows, [max(0, place - 1) for place in last]]
+        starts[:] = [chunk.start for chunk in chunks] * 2
+        counts[:] = [chunk.num_frames for chunk in chunks] * 2
+        ids[:] = [chunk.ids for chunk in chunks]
 
 
 class Calls:
@@ -208,9 +211,10 @@ class Solver:
             self._voices[slot] = speaker
         if self._has_mel[slot]:
             self.conditions[slot].zero_()
-        self._has_mel[slot] = len(mel) > 0
-        if len(mel):
-            self.conditions[slot, : len(mel)] = mel
+        length = mel.shape[0]
+        self._has_mel[slot] = length > 0
+        if length:
+            self.conditions[slot, :length] = mel
 
     def warm_up(self) -> None:
         """Makes all graphs. What was sent last is solved again."""

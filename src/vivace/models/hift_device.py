@@ -25,6 +25,7 @@ from vivace.models.vocoder_slots import DeviceStream, Row, SlotVocoder
 if TYPE_CHECKING:
     from vivace.models.hift import CausalHiFT
 
+_FRAMES = (int(Param.F0_FRAMES), int(Param.FRAMES))
 _DEPTH = 8  # launches whose parameters may be under way
 
 BUCKETS = (8, 16, 32, 56, 108)
@@ -132,12 +133,10 @@ class DeviceVocoder(SlotVocoder):
             event.synchronize()
         pinned = self._host_params[which]
         host = pinned.numpy()
-        frames, ranges = 1, []
-        for row, (stream, mel, is_last, _) in enumerate(work):
-            values, samples = self.describe(stream, mel.shape[1], is_last)
-            host[row] = values
-            frames = max(frames, values[Param.F0_FRAMES], values[Param.FRAMES])
-            ranges.append(samples)
+        described = [self.describe(stream, mel.shape[1], is_last) for stream, mel, is_last, _ in work]
+        ranges = [samples for _, samples in described]
+        host[: len(work)] = [values for values, _ in described]
+        frames = max(1, int(host[: len(work), _FRAMES].max()))
         # A power of two, as there is no graph for every number; rows that are left over end at once.
         rows = min(self.max_rows, 1 << (len(work) - 1).bit_length())
         host[len(work) : rows] = 0

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from vivace.datatypes import Samples
@@ -19,7 +20,7 @@ class HostCopy:
     """What one launch gave.
 
     Attributes:
-        values: ``[rows, width]`` on the host, complete after ``event``.
+        values: ``[rows, width]`` on the host, complete after ``event``; rows: the same for NumPy.
         memory: what they lie in.
         readers: parts that nobody has taken yet.
         event: behind the copy; None where nothing is left to wait for.
@@ -29,6 +30,10 @@ class HostCopy:
     memory: Tensor
     readers: int
     event: torch.cuda.Event | None = None
+    rows: NDArray[np.float32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = self.values.numpy()
 
     def wait(self) -> None:
         """Returns when the values are there. Only the first call waits."""
@@ -90,7 +95,7 @@ class HostBuffers:
         parts, is_bad = [], False
         for copy, row, start, end in pending.parts:
             copy.wait()
-            values = copy.values[row].numpy()
+            values = copy.rows[row]
             parts.append(values[start:end].copy())
             is_bad |= bool(values.view(np.int32)[0]) if self._header else not np.isfinite(parts[-1]).all()
             copy.readers -= 1

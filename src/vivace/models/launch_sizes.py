@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 
 def powers_of_two(count: int, most: int) -> list[int]:
@@ -20,8 +21,13 @@ def cheapest(count: int, costs: Mapping[int, float]) -> list[int]:
     Args:
         costs: of a launch, by its size. The last one may be larger than what is left for it.
     """
+    return list(_cheapest(count, tuple(sorted(costs.items()))))
+
+
+@lru_cache(maxsize=1024)  # asked for every launch
+def _cheapest(count: int, costs: tuple[tuple[int, float], ...]) -> tuple[int, ...]:
     best: list[tuple[float, list[int]]] = [(0.0, [])]
     for streams in range(1, count + 1):
-        ways = ((size, best[max(0, streams - size)]) for size in sorted(costs))
-        best.append(min((cost + costs[size], [size, *sizes]) for size, (cost, sizes) in ways))
-    return sorted(best[count][1], reverse=True)
+        ways = ((size, one, best[max(0, streams - size)]) for size, one in costs)
+        best.append(min((cost + one, [size, *sizes]) for size, one, (cost, sizes) in ways))
+    return tuple(sorted(best[count][1], reverse=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ OUT_TOKENS = 32
 """Tokens that one launch can report."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowCommand:
     """What one row is to do in a launch.
 
@@ -66,13 +67,10 @@ class RowPrompt:
             draws: a token is drawn behind the last of them.
         """
         command = self.command
-        header = torch.zeros(HEADER, dtype=torch.int64)
-        header[:7] = torch.tensor(
-            [command.slot, len(ids), past, self.place, command.min_place, command.kind, self.seed]
-        )
-        header[8], header[9], header[12] = self.top_k, self.win_size, self.decoded
-        header[13] = 1 if draws else 0
-        fractions = header.view(torch.float64)
+        header = np.zeros(HEADER, dtype=np.int64)
+        header[:7] = command.slot, len(ids), past, self.place, command.min_place, command.kind, self.seed
+        header[8], header[9], header[12], header[13] = self.top_k, self.win_size, self.decoded, draws
+        fractions = header.view(np.float64)
         fractions[7], fractions[10], fractions[11] = self.top_p, self.tau_r, self.temperature
         ring = [-1] * RING
         for age, token in enumerate(reversed(self.history[-RING:]), 1):

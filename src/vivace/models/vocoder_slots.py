@@ -106,7 +106,8 @@ class SlotVocoder(ABC):
                 rest = mel.shape[1] - position
                 ends = is_last and rest <= most and not stream.is_finished
                 if own.error is None and (rest > 0 or ends):
-                    work.append((stream, mel[:, position : position + most], ends, own))
+                    piece = mel if rest == mel.shape[1] <= most else mel[:, position : position + most]
+                    work.append((stream, piece, ends, own))
             if not work:
                 return pending
             for part in self._split(work):
