@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -105,7 +106,7 @@ class FakeEngine:
         raise InvalidAudioError("The file holds no audio.", param="prompt_audio")
 
     def gauges(self):
-        return {"batch_size": float(len(self.running))}
+        return {"batch_size": float(len(self.running)), "frozen_objects": float(gc.get_freeze_count())}
 
     def ask_for_sign(self, answer):
         if not self.hangs:

@@ -281,6 +281,15 @@ def test_figures_of_the_engine(faulty):
     faulty.run(scenario)
 
 
+def test_the_garbage_collector_leaves_alone_what_was_loaded(faulty):
+    """It would hold up all streams when it looks through it."""
+
+    async def scenario(service):
+        await until(lambda: service.gauges().get("frozen_objects", 0.0) > 10_000)
+
+    faulty.run(scenario)
+
+
 def test_a_slow_consumer_pauses_alone_and_is_ended(faulty):
     stall_s = 1.0
 

@@ -9,6 +9,7 @@ audio.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -125,10 +126,13 @@ def run(
         scheduler,
         deterministic=settings.deterministic,
     )
+    gc.collect()
+    gc.freeze()  # as the server's engine process does
     try:
         points = asyncio.run(_measure(bench, scheduler, settings, progress))
         config = bench.assets.model.config
     finally:
+        gc.unfreeze()
         bench.close()
     return {
         **heading("serving", device, config.name, dtype),

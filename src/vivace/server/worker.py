@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -244,6 +245,10 @@ async def serve(connection: socket.socket, open_engine: OpenEngine) -> None:
         return
     gone.cancel()
     await asyncio.wait([gone])
+    # What is loaded stays to the end: looking through all of it, as the garbage collector does now and then, would
+    # hold up every stream for a fifth of a second.
+    gc.collect()
+    gc.freeze()
     await Worker(engine, reader, writer).run()
 
 
