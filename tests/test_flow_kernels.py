@@ -71,6 +71,15 @@ def test_others_take_triton(gpu, capability, config, dtype, caplog):
     assert not caplog.records
 
 
+def test_tiles_of_float32(gpu):
+    for capability, tile in (((8, 0), dit.WIDE_INPUT_TILE), ((9, 0), dit.TILES["embed_input"])):
+        gpu(capability)
+        options = dit.default_options(torch.float32, GPU)
+        assert options["embed_input"]["tile"] == tile._replace(stages=2)
+        assert options["add_ff"]["tile"] == dit.TILES["add_ff"]._replace(stages=2)
+    assert dit.TILES["embed_input"] is dit.INPUT_TILE
+
+
 def test_a_narrow_model_takes_the_plain_way_with_one_warning(gpu, caplog):
     gpu((9, 0))
     with caplog.at_level(logging.WARNING):
