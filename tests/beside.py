@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.server_helpers import RATE, FakeService, post, read_head, wait_until
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.datatypes import AudioChunk, StageTimes, SynthesisResult
 from vivace.server.local import LocalService
 

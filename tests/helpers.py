@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.conftest import GOLDEN
 from vivace import Voice
-from vivace.audio.formats import pcm16, wav_header
+from vivace.audio.pcm import pcm16, wav_header
 from vivace.config import Limits, ModelConfig
 from vivace.engine.engine import Engine
 from vivace.engine.loading import load_assets

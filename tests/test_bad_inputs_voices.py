@@ -33,7 +33,7 @@ from tests.server_helpers import (
     status_and_code,
     wait_until,
 )
-from vivace.audio.formats import pcm16, wav_header
+from vivace.audio.pcm import pcm16, wav_header
 from vivace.config import ServerConfig
 from vivace.engine import AsyncEngine
 from vivace.server.door import bind

@@ -25,7 +25,7 @@ from vivace import (
     SynthesisRequest,
     VivaceError,
 )
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.batch import BadJob, Batch, BatchJob, JobResult, ResultsFolder, read_jobs
 from vivace.batch.jobs import MEMBERS
 from vivace.batch.speak import MAX_REFUSALS, other_seed

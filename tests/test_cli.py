@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,14 +11,18 @@ import threading
 import time
 import wave
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import soundfile
 
 from tests.helpers import speech_like_wav
 from vivace import __version__
+from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
 from vivace.config import cpu_threads, engine_environment
+from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
+from vivace.errors import InvalidRequestError
 from vivace.voice import save_voice
 
 
@@ -90,6 +95,81 @@ def test_say_writes_other_formats_and_clones(vivace, random_model_folder, record
     assert soundfile.info(out).duration > 0.1
 
 
+@pytest.fixture
+def standard_output(monkeypatch, vivace, random_model_folder):
+    """Runs ``vivace say --out -``: (exit code, bytes of standard output, lines of standard error)."""
+
+    def run(*options, stdout=None):
+        sink = stdout or io.TextIOWrapper(io.BytesIO())
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", sink)
+            code, _, errors = vivace("say", "Hi there.", "-m", random_model_folder, "-o", "-", *options)
+        return code, sink.buffer.getvalue() if stdout is None else b"", errors
+
+    return run
+
+
+def test_say_speaks_to_standard_output(vivace, standard_output, random_model_folder, tmp_path):
+    """The samples of the file, behind a header that any player takes while the rest is made, and nothing else."""
+    assert vivace("say", "Hi there.", "-m", random_model_folder, "-o", tmp_path / "a.wav")[0] == 0
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        samples = file.readframes(file.getnframes())
+    code, audio, errors = standard_output("--json")
+    assert (code, audio) == (0, wav_header(24_000, UNKNOWN_SIZE) + samples)
+    assert json.loads(errors[-1])["audio_seconds"] == pytest.approx(len(samples) / 48_000)
+    assert errors[-2].startswith("-: ")
+    code, audio, errors = standard_output("--format", "pcm")
+    assert (code, audio, len(errors)) == (0, samples, 1)
+    assert standard_output("--format", "ogg")[:2] == (1, b"")
+
+
+def test_say_does_not_speak_to_a_terminal(standard_output):
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    code, _, errors = standard_output(stdout=Terminal(io.BytesIO()))
+    assert (code, len(errors)) == (1, 1)
+    assert "| aplay" in errors[0]
+
+
+def test_say_to_a_reader_that_leaves_ends_quietly(standard_output):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as nobody:
+        assert standard_output(stdout=nobody) == (141, b"", [])
+
+
+def test_sampling_is_asked_for_as_over_http(vivace, monkeypatch):
+    asked = []
+
+    def note(request, limits):
+        asked.append(request.sampling)
+        raise InvalidRequestError("enough")
+
+    monkeypatch.setattr("vivace.engine.request.check_request", note)
+    vivace("say", "Hi.", "--seed", 3, "--temperature", 0.5, "--top-p", 0.9, "--top-k", 7)
+    vivace("say", "Hi.")
+    assert asked == [SamplingParams(seed=3, temperature=0.5, top_p=0.9, top_k=7), SamplingParams()]
+
+
+@pytest.mark.parametrize(
+    "command", [("transform", "RECORDING"), ("voice", "add", "anna", "RECORDING", "--consent")]
+)
+def test_every_command_that_opens_a_model_takes_its_choices(vivace, monkeypatch, recording, command):
+    opened = []
+
+    def note(model, device, dtype=None, lm=None, *, tokenizer=None, **_):
+        opened.append((lm, tokenizer))
+        raise InvalidRequestError("enough")
+
+    for module in ("speech", "voices"):
+        monkeypatch.setattr(f"vivace.cli.{module}.open_engine", note)
+    words = [recording if word == "RECORDING" else word for word in command]
+    vivace(*words, "--lm", "rl", "--tokenizer", "ranks")
+    assert opened == [("rl", Path("ranks"))]
+
+
 def test_transform(vivace, random_model_folder, recording, tmp_path):
     out = tmp_path / "other.wav"
     code, lines, _ = vivace("transform", recording, "-m", random_model_folder, "-o", out, "--json")
@@ -156,11 +236,14 @@ def test_options_that_would_be_ignored_are_refused(vivace, random_model_folder, 
     assert errors[0].endswith("(unsupported_value)")
 
 
-@pytest.mark.parametrize("option", ["--speed=9", "--seed=-1", "--language=?"])
+@pytest.mark.parametrize(
+    "option",
+    ["--speed=9", "--seed=-1", "--language=?", "--temperature=11", "--top-p=0", "--top-k=0", "--format=pcm"],
+)
 def test_wrong_values_are_said_before_the_model_is_loaded(vivace, option):
     code, _, errors = vivace("say", "Hi.", "-m", "no-such-model", option)
     assert (code, len(errors)) == (1, 1)
-    assert option[2:].partition("=")[0] in errors[0]
+    assert option[2:].partition("=")[0].replace("-", "_") in errors[0]
 
 
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(vivace, monkeypatch):
@@ -210,6 +293,16 @@ def test_a_signal_leaves_no_half_written_file(random_model_folder, tmp_path, num
     assert process.returncode == 128 + number
     assert b"Traceback" not in errors
     assert not out.exists()
+    kept = tmp_path / "cut.part.wav"
+    assert kept.exists() == (number == signal.SIGINT)  # Ctrl-C keeps what there is, under a name that says so
+    if kept.exists():
+        with wave.open(str(kept)) as file:
+            seconds = file.getnframes() / file.getframerate()
+        assert seconds > 0
+        assert kept.stat().st_size == int.from_bytes(kept.read_bytes()[4:8], "little") + 8
+        assert errors.decode().splitlines() == [
+            f"vivace: stopped; the {seconds:.1f} s made so far are in {kept}"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +358,21 @@ def test_convert_and_say_with_the_result(vivace, random_model_folder, tmp_path):
     for name, model in (("a.wav", random_model_folder), ("b.wav", tmp_path / "native")):
         assert vivace("say", "Hi.", "-m", model, "-o", tmp_path / name)[0] == 0
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+def test_convert_takes_a_tokenizer_along(vivace, random_model_folder, tmp_path):
+    other = tmp_path / "tokenizer"
+    shutil.copytree(random_model_folder / "CosyVoice-BlankEN", other)
+    (other / "merges.txt").write_text(
+        (other / "merges.txt").read_text(encoding="utf-8") + "\n", encoding="utf-8"
+    )
+    wanted = ("convert", random_model_folder, tmp_path / "native", "--tokenizer")
+    code, _, errors = vivace(*wanted, tmp_path)
+    assert code == 2
+    assert "text cannot be spoken" in errors[0]
+    assert vivace(*wanted, other)[0] == 0
+    copied = tmp_path / "native" / "CosyVoice-BlankEN" / "merges.txt"
+    assert copied.read_bytes() == (other / "merges.txt").read_bytes()
 
 
 def test_doctor(vivace, random_model_folder, tmp_path):

@@ -10,7 +10,7 @@ import soundfile
 
 from vivace.audio.decode import decode_audio
 from vivace.audio.encoders import MEDIA_TYPES, PROVENANCE, STREAM_FORMATS, encode_whole, open_encoder
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.config import Limits
 from vivace.errors import InvalidRequestError, SynthesisError
 

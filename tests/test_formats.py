@@ -12,15 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from vivace.audio.formats import (
-    PROVENANCE,
-    UNKNOWN_SIZE,
-    EncodedWriter,
-    WavWriter,
-    open_writer,
-    pcm16,
-    wav_header,
-)
+from vivace.audio.decode import decode_audio
+from vivace.audio.formats import EncodedWriter, StreamWriter, WavWriter, check_target, open_writer
+from vivace.audio.pcm import PROVENANCE, UNKNOWN_SIZE, pcm16, wav_header
+from vivace.config import Limits
 from vivace.errors import InvalidRequestError, SynthesisError
 
 RATE = 24_000
@@ -211,3 +206,49 @@ def test_every_file_takes_the_rate_of_cosyvoice_300m(tmp_path, suffix):
     decoded, rate_hz = soundfile.read(path, dtype="float32")
     assert len(decoded) / rate_hz == pytest.approx(2.0, abs=0.1)
     assert np.abs(decoded[rate_hz // 4 : rate_hz]).max() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["wav", "pcm", "flac", "mp3", "opus"])
+def test_a_stream_of_bytes_into_a_pipe(tmp_path, name):
+    """What went out is never taken back: the pipe's reader has it before the end, and the end adds the rest."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb") as sink, StreamWriter(sink, name, RATE) as writer:
+        writer.write(tone(9_600))
+        first = os.read(reading, 60_000)
+        assert first
+        writer.write(tone(2_400))
+        writer.close()
+        sink.close()
+        content = first + source.read()
+    if name == "pcm":
+        assert content == pcm16(tone(9_600)) + pcm16(tone(2_400))
+    else:
+        decoded, rate_hz = decode_audio(content, Limits(prompt_seconds_min=0.1))
+        assert len(decoded) / rate_hz == pytest.approx(0.5, abs=0.1)
+
+
+def test_raw_samples_in_a_file(tmp_path):
+    path = tmp_path / "a.pcm"
+    with open_writer(path, RATE) as writer:
+        writer.write(tone(100))
+    assert path.read_bytes() == pcm16(tone(100))
+    writer = open_writer(path, RATE)
+    writer.write(tone(100))
+    writer.abort()
+    assert not path.exists()
+
+
+def test_aac_without_pyav_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("vivace.audio.encoders.find_spec", lambda name: None)
+    with pytest.raises(InvalidRequestError, match="PyAV") as caught:
+        check_target(tmp_path / "a.aac")
+    assert caught.value.code == "unsupported_value"
+
+
+def test_aac_in_a_file(tmp_path):
+    av = pytest.importorskip("av")
+    with open_writer(tmp_path / "a.aac", RATE) as writer:
+        writer.write(tone(RATE))
+    with av.open(str(tmp_path / "a.aac")) as container:
+        samples = sum(frame.samples for frame in container.decode(audio=0))
+    assert samples / RATE == pytest.approx(1.0, abs=0.1)

@@ -16,7 +16,7 @@ from tests.helpers import noise_voice, quiet_engine
 from tests.server_helpers import LoopbackServer, wait_until
 from tests.talk_helpers import TalkService, connect, session, spoken, url_of
 from vivace import AsyncEngine, SamplingParams, SynthesisRequest
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.config import ServerConfig
 from vivace.server.local import LocalService
 from vivace.server.text_queue import TextQueue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.server_helpers import RATE, FakeService, LoopbackServer
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.audio.watermark import GROUP, find_watermark, marked
 from vivace.engine import SynthesisRequest
 from vivace.errors import ServeError, SynthesisError

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.load.client import Heard, get, open_websocket, speak, speech_request, until_closed
 from benchmarks.load.engine import chunk_samples
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

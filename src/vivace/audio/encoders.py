@@ -21,7 +21,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from vivace.audio.formats import (
+from vivace.audio.pcm import (
     BLOCK_SECONDS,
     PROVENANCE,
     SOFTWARE,
@@ -244,7 +244,7 @@ def check_stream_format(name: str) -> StreamFormat:
         raise _unsupported(f"response_format must be one of {', '.join(STREAM_FORMATS)}")
     if name == "aac" and find_spec("av") is None:
         raise _unsupported(
-            "AAC needs PyAV on the server (pip install 'vivace-tts[containers]'); ask for mp3 or opus"
+            "AAC needs PyAV where the speech is made (pip install 'vivace-tts[containers]'); ask for mp3 or opus"
         )
     return name
 

@@ -1,4 +1,4 @@
-"""Writing audio while it is made: WAV that is valid at any moment, and FLAC, MP3, OGG block by block."""
+"""Writing audio while it is made: WAV that is valid at any moment, FLAC, MP3, OGG block by block, streams of bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ import numpy as np
 import soundfile
 import soxr
 
+from vivace.audio.encoders import check_stream_format, open_encoder
+from vivace.audio.pcm import (
+    BLOCK_SECONDS,
+    PROVENANCE,
+    SOFTWARE,
+    UNKNOWN_SIZE,
+    WAV_HEADER_BYTES,
+    description_chunk,
+    opus_rate_hz,
+    pcm16,
+    wav_header,
+    write_all,
+)
 from vivace.errors import InvalidRequestError, SynthesisError
 
 if TYPE_CHECKING:
@@ -22,62 +35,13 @@ if TYPE_CHECKING:
 
     Float32 = NDArray[np.float32]
 
-WAV_HEADER_BYTES = 44
-UNKNOWN_SIZE = 0xFFFFFFFF
-"""What a WAV header says while its size cannot be known; players read to the end of the stream."""
-BLOCK_SECONDS = 0.25
-"""libsndfile crashes when it encodes a whole minute of Vorbis in one call; short blocks are safe."""
-
-PROVENANCE = "Synthetic speech, made by a machine"
-"""The comment in every file that has a place for one."""
-SOFTWARE = "Vivace"
-
 _ENCODED = {
     ".flac": ("FLAC", "PCM_16"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
     ".ogg": ("OGG", "VORBIS"),
     ".opus": ("OGG", "OPUS"),
 }
-
-
-_OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
-
-
-def opus_rate_hz(rate_hz: int) -> int:
-    """The lowest rate of Opus that loses nothing: 24,000 for the 22,050 of CosyVoice-300M."""
-    return next((known for known in _OPUS_RATES_HZ if known >= rate_hz), _OPUS_RATES_HZ[-1])
-
-
-def pcm16(samples: Float32) -> bytes:
-    """float32 in -1 … 1 to little-endian 16-bit PCM, rounded; louder samples are clipped, never wrapped.
-
-    Raises:
-        SynthesisError: a sample is NaN or infinite. It must not reach a listener as a click.
-    """
-    if not np.isfinite(samples).all():
-        raise SynthesisError("The audio holds NaN or infinite samples.")
-    pcm: NDArray[np.int16] = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2")
-    return pcm.tobytes()
-
-
-def wav_header(rate_hz: int, data_bytes: int) -> bytes:
-    """The 44 bytes before mono 16-bit samples; ``UNKNOWN_SIZE`` for a size not known or above 4 GiB."""
-    known = data_bytes <= UNKNOWN_SIZE - WAV_HEADER_BYTES
-    riff_size = data_bytes + WAV_HEADER_BYTES - 8 if known else UNKNOWN_SIZE
-    form = struct.pack("<HHIIHH", 1, 1, rate_hz, 2 * rate_hz, 2, 16)
-    data_size = struct.pack("<I", data_bytes if known else UNKNOWN_SIZE)
-    return b"RIFF" + struct.pack("<I", riff_size) + b"WAVEfmt \x10\0\0\0" + form + b"data" + data_size
-
-
-def description_chunk() -> bytes:
-    """What a WAV file says of its origin; stands behind the samples."""
-    info = b"INFO" + _info_entry(b"ISFT", SOFTWARE) + _info_entry(b"ICMT", PROVENANCE)
-    return b"LIST" + struct.pack("<I", len(info)) + info
-
-
-def _info_entry(name: bytes, text: str) -> bytes:
-    data = text.encode("ascii") + b"\0"
-    return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+_STREAMED = (".pcm", ".aac")
 
 
 class AudioWriter(ABC):
@@ -254,6 +218,56 @@ class EncodedWriter(AudioWriter):
         return file is not None
 
 
+class StreamWriter(AudioWriter):
+    """Bytes that are never taken back, so that they can go into a pipe: a format of the HTTP interface.
+
+    Args:
+        target: a path (created or replaced), or a binary file object, which stays open after ``close``.
+        name: wav (whose header knows no length), pcm (16 bit, little-endian, no header), flac, mp3, opus, aac.
+
+    Raises:
+        InvalidRequestError: ``unsupported_value`` for another name, or AAC without PyAV.
+    """
+
+    def __init__(self, target: Path | BinaryIO, name: str, rate_hz: int) -> None:
+        self._encoder = open_encoder(name, rate_hz)
+        self._path = target if isinstance(target, Path) else None
+        self._file: BinaryIO | None = (
+            cast("BinaryIO", open(target, "wb", buffering=0))  # noqa: SIM115 (closed by close or abort)
+            if isinstance(target, Path)
+            else target
+        )
+
+    def write(self, samples: Float32) -> None:
+        if self._file is None:
+            raise ValueError("write to a closed StreamWriter")
+        self._put(self._encoder.encode(samples))
+
+    def close(self) -> None:
+        try:
+            if self._file is not None:
+                self._put(self._encoder.finish())
+        except BaseException:  # a full disk
+            self.abort()
+            raise
+        self._release()
+
+    def abort(self) -> None:
+        self._release()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _put(self, data: bytes) -> None:
+        assert self._file is not None
+        write_all(self._file, data)
+        self._file.flush()
+
+    def _release(self) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+        self._file = None
+
+
 class _Target:
     """The file that libsndfile writes. It keeps the errors of writing, of which libsndfile does not tell."""
 
@@ -277,7 +291,7 @@ class _Target:
 
 
 def open_writer(path: Path | str, rate_hz: int) -> AudioWriter:
-    """The writer that the path's suffix asks for: .wav, .flac, .mp3, .ogg or .opus.
+    """The writer that the path's suffix asks for: .wav, .flac, .mp3, .ogg, .opus, .pcm, or .aac (needs PyAV).
 
     Raises:
         InvalidRequestError: ``unsupported_value`` for any other suffix.
@@ -285,29 +299,29 @@ def open_writer(path: Path | str, rate_hz: int) -> AudioWriter:
     """
     path = Path(path)
     check_target(path)
-    return WavWriter(path, rate_hz) if path.suffix.lower() == ".wav" else EncodedWriter(path, rate_hz)
+    suffix = path.suffix.lower()
+    if suffix in _STREAMED:
+        return StreamWriter(path, suffix[1:], rate_hz)
+    return WavWriter(path, rate_hz) if suffix == ".wav" else EncodedWriter(path, rate_hz)
 
 
 def check_target(path: Path | str) -> None:
     """Finds out before any work whether ``open_writer`` can take a path; it changes nothing.
 
     Raises:
-        InvalidRequestError: ``unsupported_value`` for an unknown suffix.
+        InvalidRequestError: ``unsupported_value`` for an unknown suffix, and for .aac without PyAV.
         OSError: its folder does not exist, or it is a folder itself.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".wav", *_ENCODED):
+    known = (".wav", *_ENCODED, *_STREAMED)
+    suffix = path.suffix.lower()
+    if suffix not in known:
         raise InvalidRequestError(
-            f"The output file must end in .wav, {', '.join(_ENCODED)}.", code="unsupported_value", param="out"
+            f"The output file must end in {', '.join(known)}.", code="unsupported_value", param="out"
         )
+    if suffix in _STREAMED:
+        check_stream_format(suffix[1:])
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "its folder does not exist; make it first", str(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", str(path))
-
-
-def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write every byte: an unbuffered file may take fewer at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vivace.audio.encoders import PcmEncoder
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

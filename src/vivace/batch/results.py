@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from vivace.audio.formats import write_all
+from vivace.audio.pcm import write_all
 from vivace.errors import InvalidRequestError
 from vivace.voice.file import TEMPORARY_SUFFIX, temporary_file
 

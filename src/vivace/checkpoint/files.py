@@ -180,9 +180,14 @@ def _tokenizer_folder(folder: Path, given: Path | None) -> Path | str:
     return f"{path.name}: has no vocab.json and merges.txt; text cannot be spoken"
 
 
+def rank_file_name(vocab_size: int) -> str:
+    """What CosyVoice-300M's text vocabulary of that size is called."""
+    return RANK_FILES[vocab_size > LARGEST_WHISPER]
+
+
 def _rank_file(folder: Path, vocab_size: int, given: Path | None) -> Path | str:
     """CosyVoice-300M's text vocabulary: the one given, in the folder, or in an installed package."""
-    name = RANK_FILES[vocab_size > LARGEST_WHISPER]
+    name = rank_file_name(vocab_size)
     candidates = [given] if given is not None else [place / name for place in (folder, *_package_folders())]
     for path in candidates:
         if path.exists():

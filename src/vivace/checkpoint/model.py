@@ -25,6 +25,7 @@ from vivace.checkpoint.files import (
     check_generation,
     find_paths,
     is_native,
+    rank_file_name,
 )
 from vivace.checkpoint.loading import build_stage, check_memory, resolve_device, stage_dtype
 from vivace.checkpoint.native import new_folder, read_native_config, read_native_weights, write_native
@@ -172,7 +173,12 @@ def open_model(
 
 
 def convert_folder(
-    folder: str | Path, out: str | Path, dtype: str = "float32", *, lm_variant: LMVariant = "base"
+    folder: str | Path,
+    out: str | Path,
+    dtype: str = "float32",
+    *,
+    lm_variant: LMVariant = "base",
+    tokenizer: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a model in our own format: ``model.safetensors``, ``vivace.json`` and the files beside the
     weights.
@@ -185,6 +191,8 @@ def convert_folder(
         dtype: ``float32``, ``bfloat16`` or ``float16``, of the speech LM and the flow; a weight that would overflow
             is an error. The vocoder always runs in float32 and keeps its own.
         lm_variant: which language model of an official folder.
+        tokenizer: goes into the new folder in place of the folder's own: a folder with Qwen2's files, or
+            CosyVoice-300M's rank file.
 
     Returns:
         Plain values: ``out``, ``dtype``, ``bytes`` of the weights, ``parameters`` by stage, ``sources``,
@@ -199,6 +207,9 @@ def convert_folder(
             f"--dtype must be one of {', '.join(DTYPES)}", code="unsupported_value", param="dtype"
         )
     config = load_config(folder)
+    paths, missing = find_paths(folder, config, tokenizer)
+    if tokenizer is not None and paths.tokenizer is None:
+        raise ModelFolderError(missing["tokenizer"])
     weights = read_weights(folder, config, lm_variant)
     for stage in STAGES:
         for name, tensor in weights[stage].items():
@@ -215,6 +226,8 @@ def convert_folder(
     try:
         with new_folder(out) as temporary:
             _copy_others(folder, temporary)
+            if tokenizer is not None:
+                _copy_tokenizer(tokenizer, temporary, rank_file_name(config.lm.text_vocab_size))
             write_native(temporary, config, weights, DTYPES[dtype], digests)
             size = (temporary / NATIVE_WEIGHTS).stat().st_size
     except OSError as error:
@@ -247,6 +260,20 @@ def _copy_others(folder: Path, out: Path) -> None:
         real = _within(folder, source)
         (out / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(real, out / relative, follow_symlinks=False)
+
+
+def _copy_tokenizer(given: Path, out: Path, rank_name: str) -> None:
+    """Puts a text tokenizer where a folder of the model has it; nothing of the folder's own is left."""
+    if given.is_file():
+        shutil.copyfile(given, out / rank_name)
+        return
+    inside = out / TOKENIZER_FOLDER
+    inside.mkdir(exist_ok=True)
+    for name in _TOKENIZER_FILES:
+        (inside / name).unlink(missing_ok=True)
+        if (given / name).exists():
+            check_file(given / name)
+            shutil.copyfile(given / name, inside / name)
 
 
 def _within(folder: Path, path: Path) -> Path:

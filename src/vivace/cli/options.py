@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +74,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document as
 Consent = Annotated[
     bool, typer.Option("--consent", help="The speaker of the recording has agreed to the use of the voice.")
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Audio file to write (.wav grows while it is made).")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", help="Audio file to write (.wav grows while it is made); '-' is standard output."
+    ),
+]
+StreamedFormat = Annotated[
+    str | None,
+    typer.Option("--format", help="Of --out -: wav, pcm (16 bit, no header), flac, mp3, opus or aac."),
+]
 
 
 def open_engine(
@@ -108,9 +118,9 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: dict[str, Any], write_line: Callable[[str], None] = print_line) -> None:
     """One JSON document on one line."""
-    print_line(json.dumps(document, ensure_ascii=False))
+    write_line(json.dumps(document, ensure_ascii=False))
 
 
 def check_consent(prompt_audio: Path | None, consent: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from itertools import chain, islice
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from vivace.cli.estimate import Estimate
 from vivace.cli.options import (
     AsJson,
     Consent,
@@ -21,23 +21,20 @@ from vivace.cli.options import (
     Model,
     Out,
     Precision,
+    StreamedFormat,
     Tokenizer,
     Variant,
     check_consent,
     open_engine,
-    print_json,
-    print_line,
 )
+from vivace.cli.output import check_target, report, write_stream
 from vivace.errors import InvalidRequestError, InvalidTextError
-
-if TYPE_CHECKING:
-    from vivace.datatypes import SynthesisResult
-    from vivace.engine import SpeechStream
 
 
 def say(
     text: Annotated[list[str], typer.Argument(help="What to say; '-' reads standard input as it arrives.")],
     out: Out = Path("speech.wav"),
+    audio_format: StreamedFormat = None,
     model: Model = "mini",
     voice: Annotated[str | None, typer.Option(help="Name of a voice (see `vivace voice list`).")] = None,
     prompt_audio: Annotated[Path | None, typer.Option(help="Clone this recording, 1 to 30 s.")] = None,
@@ -50,6 +47,13 @@ def say(
     seed: Annotated[
         int, typer.Option(help="Same seed, same audio, if text and options come the same way.")
     ] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="0 to 10: how freely speech tokens are drawn; 1 is the model's own rule.")
+    ] = 1.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest with so much probability, up to 1.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
     stream: Annotated[bool, typer.Option(help="Chunk by chunk, or each segment in one piece.")] = True,
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
@@ -58,14 +62,13 @@ def say(
     deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
-    """Speak: text in, an audio file out, written while it is made."""
-    from vivace.audio.formats import check_target
+    """Speak: text in, an audio file out, written while it is made. Ctrl-C keeps what is there (docs/cli.md)."""
     from vivace.config import Limits
     from vivace.datatypes import SamplingParams
     from vivace.engine import SynthesisRequest
     from vivace.engine.request import check_request
 
-    check_target(out)
+    target = check_target(out, audio_format)
     _check_one_voice(voice, prompt_audio, prompt_text)
     check_consent(prompt_audio, consent)
     request = SynthesisRequest(
@@ -76,7 +79,7 @@ def say(
         language=language,
         speed=speed,
         stream=stream,
-        sampling=SamplingParams(seed=seed),
+        sampling=SamplingParams(seed=seed, temperature=temperature, top_p=top_p, top_k=top_k),
     )
     check_request(request, Limits())  # before the model is loaded
     with open_engine(
@@ -86,8 +89,9 @@ def say(
             made = engine.make_voice(prompt_audio, prompt_text, consent=consent)
             request = replace(request, voice=made)
         engine.warm_up(request.voice)
-        result = _to_file(engine.stream(request), out, engine.sample_rate_hz)
-    _report(result, out, as_json)
+        estimate = Estimate(request.text if isinstance(request.text, str) else None, speed)
+        result = write_stream(engine.stream(request), target, engine.sample_rate_hz, estimate)
+    report(result, target, as_json)
 
 
 def _check_one_voice(voice: str | None, prompt_audio: Path | None, prompt_text: str = "") -> None:
@@ -108,50 +112,10 @@ def _standard_input() -> Iterator[str]:
         raise InvalidTextError("standard input is not valid UTF-8", code="invalid_utf8") from None
 
 
-def _to_file(stream: SpeechStream, out: Path, rate_hz: int) -> SynthesisResult:
-    """Writes a stream into ``out`` as it comes, with a progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from vivace.audio.formats import open_writer
-
-    columns = (
-        TextColumn("speaking"),
-        BarColumn(),
-        TextColumn("{task.fields[audio]:.1f} s of audio"),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None, audio=0.0)
-        # Opened with the first audio in hand: a request that fails before leaves an older file alone.
-        first = list(islice(stream, 1))
-        with open_writer(out, rate_hz) as writer:
-            for chunk in chain(first, stream):
-                writer.write(chunk.samples)
-                progress.update(task, audio=chunk.start_s + len(chunk.samples) / rate_hz)
-    return stream.summary()
-
-
-def _report(result: SynthesisResult, out: Path, as_json: bool) -> None:
-    if result.skipped_text:
-        named = " | ".join(result.skipped_text)
-        sys.stderr.write(f"vivace: Not spoken, since the model cannot read it: {named}\n")
-    times = result.times
-    print_line(
-        f"{out}: {result.audio_seconds:.2f} s of audio, TTFB {result.ttfb_ms:.0f} ms, RTF {result.rtf:.3f}, "
-        f"TPS {result.tps:.0f} | text {times.text_ms:.0f} ms, LM {times.lm_ms:.0f} ms, flow {times.flow_ms:.0f} ms, "
-        f"vocoder {times.vocoder_ms:.0f} ms, waiting {times.waiting_ms:.0f} ms"
-    )
-    if as_json:
-        document = asdict(result)
-        del document["samples"]
-        print_json({"out": str(out), **document})
-
-
 def transform(
     source: Annotated[Path, typer.Argument(help="Recording whose words are kept, 1 to 30 s.")],
     out: Out = Path("speech.wav"),
+    audio_format: StreamedFormat = None,
     model: Model = "mini",
     voice: Annotated[str | None, typer.Option(help="Voice to take.")] = None,
     prompt_audio: Annotated[
@@ -161,19 +125,20 @@ def transform(
     speed: Annotated[float, typer.Option(help="0.25 to 4; above 1 is faster.")] = 1.0,
     device: Device = "cpu",
     dtype: Dtype = Precision.float32,
+    lm: Variant = Lm.base,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Voice conversion: the words of one recording in the voice of another."""
-    from vivace.audio.formats import check_target
     from vivace.config import Limits
     from vivace.engine.request import check_speed
 
-    check_target(out)
+    target = check_target(out, audio_format)
     _check_one_voice(voice, prompt_audio)
     check_consent(prompt_audio, consent)
     check_speed(speed, Limits())
-    with open_engine(model, device, dtype) as engine:
-        target = engine.make_voice(prompt_audio, "", consent=consent) if prompt_audio is not None else voice
-        stream = engine.transform(source, target, speed=speed)
-        result = _to_file(stream, out, engine.sample_rate_hz)
-    _report(result, out, as_json)
+    with open_engine(model, device, dtype, lm, tokenizer=tokenizer) as engine:
+        taken = engine.make_voice(prompt_audio, "", consent=consent) if prompt_audio is not None else voice
+        stream = engine.transform(source, taken, speed=speed)
+        result = write_stream(stream, target, engine.sample_rate_hz, Estimate(None))
+    report(result, target, as_json)

@@ -31,13 +31,16 @@ def convert(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     dtype: Dtype = Precision.float32,
     lm: Variant = Lm.base,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model in Vivace's own format: one safetensors file and one JSON, loaded by memory map."""
     from vivace.checkpoint import convert_folder
     from vivace.engine.loading import model_folder
 
-    summary = convert_folder(model_folder(folder), out, dtype=dtype.value, lm_variant=lm.value)
+    summary = convert_folder(
+        model_folder(folder), out, dtype=dtype.value, lm_variant=lm.value, tokenizer=tokenizer
+    )
     print_line(f"{out}: written; use it with --model {out}")
     if as_json:
         print_json(summary)
@@ -73,8 +76,8 @@ def compile_kernels(
         report = compile_now(kind)
     except ImportError as error:
         raise InvalidRequestError("kernels are compiled with Triton, which is not installed here") from error
-    for name, error in report.failed:
-        print_line(f"{name}: {' '.join(error.split())[:200]}")
+    for name, reason in report.failed:
+        print_line(f"{name}: {' '.join(reason.split())[:200]}")
     print_line(
         f"{report.kernels - len(report.failed)} kernels compiled ({report.cpu_seconds:.0f} s of processor time); "
         f"they lie in {report.folder}"

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from vivace.cli.options import AsJson, Consent, Model, check_consent, open_engine, print_json, print_line
+from vivace.cli.options import (
+    AsJson,
+    Consent,
+    Lm,
+    Model,
+    Tokenizer,
+    Variant,
+    check_consent,
+    open_engine,
+    print_json,
+    print_line,
+)
 
 Stored = Annotated[str, typer.Argument(help="Name of a voice (see `vivace voice list`).")]
 
@@ -22,10 +33,12 @@ def voice_add(
     prompt_text: Annotated[str, typer.Option(help="What the recording says.")] = "",
     consent: Consent = False,
     model: Model = "mini",
+    lm: Variant = Lm.base,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Store a voice made from a recording."""
     check_consent(prompt_audio, consent)
-    with open_engine(model, "cpu", warm_up=False) as engine:
+    with open_engine(model, "cpu", lm=lm, warm_up=False, tokenizer=tokenizer) as engine:
         made = engine.make_voice(prompt_audio, prompt_text, name=name, consent=consent)
         engine.voices.add(made)
     print_line(f"{made.name}: stored")

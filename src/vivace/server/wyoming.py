@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from vivace import __version__
-from vivace.audio.formats import pcm16
+from vivace.audio.pcm import pcm16
 from vivace.engine.request import SynthesisRequest
 from vivace.server.connection import PeerGoneError
 from vivace.server.errors import ServerError, describe
