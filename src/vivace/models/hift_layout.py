@@ -6,8 +6,8 @@ stretches of memory with its weights. ``vivace.kernels.hift_plan`` has the vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -26,11 +26,19 @@ from vivace.kernels.hift_plan import (
     Source,
     Spectrum,
 )
-from vivace.kernels.hift_reference import to_tf32
 from vivace.layers.conv import CausalConv1d, CausalUpsampleConv1d, LookaheadConv1d
 from vivace.models.f0 import F0Predictor
 from vivace.models.hift import LAST_SLOPE, MAX_LOG_MAGNITUDE, CausalHiFT
 from vivace.models.hift_blocks import ResBlock
+from vivace.models.hift_convs import (
+    grouped,
+    halved,
+    plain_conv,
+    reading_mel,
+    rounded,
+    upsampling,
+    with_inverse,
+)
 
 F0_PRECISION = "tf32x3"  # sums of three products each, in shorter chains: nearer to float64 than float32 is
 _ALIGNMENT = 16  # floats: buffers begin at 64 bytes
@@ -82,11 +90,11 @@ class Layout:
 
     def round_weights(self) -> None:
         """To TF32, except those of F0 and of the last convolution."""
-        self._change_weights(_rounded)
+        self._change_weights(rounded)
 
     def halve_weights(self) -> None:
         """To float16, except those of F0 and of the last convolution; scaled by powers of two, which loses nothing."""
-        self._change_weights(_halved)
+        self._change_weights(halved)
 
     def _change_weights(self, change: Callable[[Conv], Conv]) -> None:
         self.pre = change(self.pre)
@@ -156,8 +164,8 @@ class LayoutBuilder:
             taps = conv.kernel_size[0]
             start = below.start if index == 0 else below.origin - (taps - 1) * below.channels
             group = ConvGroup(taps, start, below.channels, 0, activated=above.origin)
-            op = _plain_conv(f"f0.{index}", rows, conv, group, Activation.ELU, precision=F0_PRECISION)
-            layout.f0.append(op if index else _reading_mel(op, Param.F0_MEL_ROW))
+            op = plain_conv(f"f0.{index}", rows, conv, group, Activation.ELU, precision=F0_PRECISION)
+            layout.f0.append(op if index else reading_mel(op, Param.F0_MEL_ROW))
             below = above
         classifier, mix = predictor.classifier, source.l_linear
         per_frame = source.hop
@@ -215,8 +223,8 @@ class LayoutBuilder:
         up = cast(CausalUpsampleConv1d, self._model.ups[0])
         output = self._for_rows(rows, conv.out_channels, up.context, self._half)
         group = ConvGroup(conv.kernel_size[0], mel.start, mel.channels, 0, activated=output.origin)
-        op = _plain_conv("pre", rows, conv, group, Activation.LEAKY, slope=self._config.lrelu_slope)
-        self.layout.pre = _reading_mel(op, Param.MEL_ROW)
+        op = plain_conv("pre", rows, conv, group, Activation.LEAKY, slope=self._config.lrelu_slope)
+        self.layout.pre = reading_mel(op, Param.MEL_ROW)
         return output
 
     def _add_stage(self, stage: int, up_input: Buffer) -> Buffer:
@@ -231,7 +239,7 @@ class LayoutBuilder:
         rows = Rows(Param.FRAMES, below * up.rate, int(is_last))
         upsampled = self._for_rows(rows, channels, int(is_last))
         source_rows = self._for_rows(rows, channels)
-        up_op = self._upsampling(f"up.{stage}", Rows(Param.FRAMES, below), up, up_input, upsampled)
+        up_op = upsampling(f"up.{stage}", Rows(Param.FRAMES, below), up, up_input, upsampled)
         source = self._source_block(stage, rows, source_rows)
         blocks = [
             cast(ResBlock, b)
@@ -249,7 +257,7 @@ class LayoutBuilder:
             source_rows.origin,
             x.origin,
             tuple(buffer.origin for buffer in firsts),
-            _with_inverse([block.pairs()[0][0].alpha for block in blocks]),
+            with_inverse([block.pairs()[0][0].alpha for block in blocks]),
             int(is_last),
             self._half,
         )
@@ -262,25 +270,6 @@ class LayoutBuilder:
         mean = Mean(rows, channels, tuple(r.origin for r in results), output.origin, slope, not is_last, half)
         self.layout.stages.append(StagePlan(up_op, source, join, convs, mean))
         return output
-
-    @staticmethod
-    def _upsampling(name: str, rows: Rows, up: CausalUpsampleConv1d, below: Buffer, above: Buffer) -> Conv:
-        """All phases of an output row lie side by side: a row of the product is ``rate`` rows of the result."""
-        taps = up.context + 1
-        weight = torch.einsum("oik,rkt->roti", up.weight, up.tap_sums)
-        start = below.origin - up.context * below.channels
-        group = ConvGroup(taps, start, below.channels, 0, raw=above.origin)
-        bias = cast(Tensor, up.bias).repeat(up.rate)[None]
-        return Conv(
-            name,
-            rows,
-            below.channels,
-            below.channels,
-            up.rate * up.out_channels,
-            (group,),
-            weight.float().flatten().contiguous(),
-            bias.float().contiguous(),
-        )
 
     def _source_block(self, stage: int, rows: Rows, x: Buffer) -> list[Conv]:
         """The source's way into a stage: down to its rate, then a residual block, into ``x``."""
@@ -301,7 +290,7 @@ class LayoutBuilder:
             down.weight.transpose(1, 2).float().flatten().contiguous(),
             cast(Tensor, down.bias).float()[None].contiguous(),
             Activation.SNAKE,
-            _with_inverse([block.pairs()[0][0].alpha]),
+            with_inverse([block.pairs()[0][0].alpha]),
         )
         return [op, *convs]
 
@@ -321,7 +310,7 @@ class LayoutBuilder:
         for j in range(max(len(own) for own in pairs)):
             active = [i for i, own in enumerate(pairs) if j < len(own)]
             firsts = [(pairs[i][j][1], inputs[i][j], -1, -1, middles[i][j].origin) for i in active]
-            ops.append(_grouped(f"{name}.{j}.1", rows, firsts, [pairs[i][j][2].alpha for i in active]))
+            ops.append(grouped(f"{name}.{j}.1", rows, firsts, [pairs[i][j][2].alpha for i in active]))
             going_on = [i for i in active if j + 1 < len(pairs[i])]
             for chosen in (going_on, [i for i in active if i not in going_on]):
                 seconds = [
@@ -336,7 +325,7 @@ class LayoutBuilder:
                 ]
                 alphas = [pairs[i][j + 1][0].alpha for i in chosen if i in going_on]
                 if seconds:
-                    ops.append(_grouped(f"{name}.{j}.2", rows, seconds, alphas))
+                    ops.append(grouped(f"{name}.{j}.2", rows, seconds, alphas))
         return [own[0] for own in inputs], results, ops
 
     def _context(self, rows: Rows, conv: CausalConv1d) -> Buffer:
@@ -366,85 +355,5 @@ class LayoutBuilder:
         )
 
 
-def _with_inverse(alphas: Sequence[Tensor]) -> Tensor:
-    alpha = torch.stack(list(alphas)).float()
-    return torch.stack((alpha, 1 / (alpha + 1e-9)))
-
-
-def _rounded(op: Conv) -> Conv:
-    return replace(op, weight=to_tf32(op.weight))
-
-
-def _halved(op: Conv) -> Conv:
-    """The largest weight of every output channel becomes 0.5 to 1, so that few are too small for float16."""
-    weights, scales, start = torch.empty_like(op.weight, dtype=torch.float16), [], 0
-    for group in op.groups:
-        assert group.weight == start
-        size = op.channels_out * group.taps * op.channels_in
-        own = op.weight[start : start + size].view(op.channels_out, -1)
-        exponents = torch.frexp(own.abs().amax(dim=1))[1]
-        weights[start : start + size] = torch.ldexp(own, -exponents[:, None]).half().flatten()
-        scales.append(torch.ldexp(torch.ones_like(own[:, 0]), exponents))
-        start += size
-    return replace(op, weight=weights, scale=torch.stack(scales))
-
-
 def _causal_layers(predictor: F0Predictor) -> list[CausalConv1d]:
     return [layer for layer in predictor.condnet if isinstance(layer, CausalConv1d)]
-
-
-def _plain_conv(
-    name: str,
-    rows: Rows,
-    conv: LookaheadConv1d | CausalConv1d,
-    group: ConvGroup,
-    activation: Activation,
-    slope: float = 0.0,
-    precision: str | None = None,
-) -> Conv:
-    return Conv(
-        name,
-        rows,
-        conv.in_channels,
-        conv.in_channels,
-        conv.out_channels,
-        (group,),
-        conv.weight.transpose(1, 2).float().flatten().contiguous(),
-        cast(Tensor, conv.bias).float()[None].contiguous(),
-        activation,
-        slope=slope,
-        precision=precision,
-    )
-
-
-def _reading_mel(op: Conv, row: Param) -> Conv:
-    return replace(op, mel_row=row)
-
-
-def _grouped(
-    name: str,
-    rows: Rows,
-    members: list[tuple[CausalConv1d, Buffer, int, int, int]],
-    alphas: Sequence[Tensor],
-) -> Conv:
-    """One launch for convolutions of equal width, each with (layer, input, residual, raw, activated)."""
-    weights, groups, start = [], [], 0
-    for conv, below, residual, raw, activated in members:
-        x = below.origin - conv.context * below.channels
-        stride = conv.dilation[0] * below.channels
-        groups.append(ConvGroup(conv.kernel_size[0], x, stride, start, residual, raw, activated))
-        weights.append(conv.weight.transpose(1, 2).float().flatten())
-        start += weights[-1].numel()
-    width = members[0][0].out_channels
-    return Conv(
-        name,
-        rows,
-        width,
-        width,
-        width,
-        tuple(groups),
-        torch.cat(weights),
-        torch.stack([cast(Tensor, conv.bias) for conv, *_ in members]).float(),
-        Activation.SNAKE if alphas else Activation.NONE,
-        _with_inverse(alphas) if alphas else None,
-    )
