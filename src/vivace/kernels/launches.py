@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from vivace.kernels import triton_launcher
@@ -130,7 +131,7 @@ def recorded(gpu: Gpu, found: Callable[[AnyKernel], None]) -> Iterator[None]:
         del device, warmup
         if (kernel, key) not in seen:
             seen.add((kernel, key))
-            assert kernel.cache_key  # made of its source once, not again in every process that compiles
+            assert kernel.cache_key  # made of its source here, not again in every process that compiles
             found(
                 TritonKernel(
                     kernel,
@@ -142,7 +143,9 @@ def recorded(gpu: Gpu, found: Callable[[AnyKernel], None]) -> Iterator[None]:
                 )
             )
 
-    make_backend(planned.get_current_target()).hash()  # asks the assembler for its version, likewise once
+    # Digests of the whole compiler, a fifth of a second: likewise.
+    triton_key()
+    make_backend(planned.get_current_target()).hash()
     driver.set_active(planned)
     JITFunction._do_compile = record
     try:
