@@ -19,9 +19,9 @@ import soundfile
 from tests.helpers import speech_like_wav
 from vivace import __version__
 from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
-from vivace.config import cpu_threads, engine_environment
 from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
+from vivace.environment import cpu_threads, engine_environment
 from vivace.errors import InvalidRequestError
 from vivace.voice import save_voice
 

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from vivace.config import cache_folder
+from vivace.environment import cache_folder
 from vivace.kernels import cuda_compile
 from vivace.kernels.cuda import CudaModule, KernelUnavailableError
 from vivace.kernels.cuda_compile import (

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import vivace
-from vivace import config
+from vivace import config, environment
 from vivace.engine.request import check_request
 
 
@@ -34,10 +34,10 @@ def test_public_methods_have_docstrings(name):
 def test_waiting_threads_sleep_soon_in_programs_too(monkeypatch):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert vivace.Engine is not None
-    assert config.engine_environment()["GOMP_SPINCOUNT"] == "1000"
+    assert environment.engine_environment()["GOMP_SPINCOUNT"] == "1000"
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     assert vivace.AsyncEngine is not None
-    assert config.engine_environment()["GOMP_SPINCOUNT"] == "7"
+    assert environment.engine_environment()["GOMP_SPINCOUNT"] == "7"
 
 
 def test_unknown_name():

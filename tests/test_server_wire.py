@@ -19,8 +19,8 @@ from vivace import (
     VivaceError,
     VoiceNotFoundError,
 )
-from vivace.config import engine_environment
 from vivace.datatypes import AudioChunk, StageTimes, SynthesisResult
+from vivace.environment import engine_environment
 from vivace.server import wire
 from vivace.server.child import EngineSettings, Watch
 from vivace.server.process import ProcessService

@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
-        from vivace.config import spin_briefly
+        from vivace.environment import spin_briefly
 
         spin_briefly()  # before the tensor library is loaded
         return getattr(import_module(_LAZY[name]), name)

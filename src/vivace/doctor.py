@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from vivace.config import keep_to_ourselves
+from vivace.environment import keep_to_ourselves
 from vivace.errors import ModelFolderError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from vivace.audio.containers import sniff
-from vivace.config import child_environment
+from vivace.environment import child_environment
 from vivace.errors import InvalidAudioError, VivaceError
 
 if TYPE_CHECKING:

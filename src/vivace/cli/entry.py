@@ -17,7 +17,7 @@ from vivace.cli.server import serve
 from vivace.cli.speech import say, transform
 from vivace.cli.tools import compile_kernels, convert, doctor, random_checkpoint
 from vivace.cli.voices import voice_app
-from vivace.config import spin_briefly
+from vivace.environment import spin_briefly
 from vivace.errors import ModelFolderError, ServeError, VivaceError
 
 app = typer.Typer(

@@ -68,8 +68,8 @@ def serve(
 ) -> None:
     """Serve the page, OpenAI's speech interface and more over HTTP."""
     from vivace.config import ServerConfig
-    from vivace.config import api_keys as keys_in_environment
-    from vivace.server.door import bind, check_access, fit_to_open_files, read_aliases, read_keys
+    from vivace.environment import api_keys as keys_in_environment
+    from vivace.server.door import bind, check_access, fit_to_open_files, listen, read_aliases, read_keys
 
     keys = read_keys(api_keys) if api_keys is not None else keys_in_environment()
     config = ServerConfig(
@@ -86,6 +86,7 @@ def serve(
         listener, home = doors.enter_context(bind(config)), None
         if wyoming:
             home = doors.enter_context(bind(config, wyoming_host, wyoming_port, "--wyoming-port"))
+        listen(listener)  # who connects while the libraries load waits for an answer, and is not refused
         # Only now: what is wrong with the address is said before the engine's libraries are loaded.
         from torch.cuda import device_count
 

@@ -22,9 +22,10 @@ import torch
 
 from vivace.checkpoint import load_config
 from vivace.checkpoint.loading import resolve_device
-from vivace.config import ModelConfig, compiler_environment
+from vivace.config import ModelConfig
 from vivace.engine.kernel_index import index_file, is_complete
 from vivace.engine.kernel_plan import EngineKind
+from vivace.environment import compiler_environment
 from vivace.errors import VivaceError
 from vivace.kernels.gpu import NEEDED, Gpu, gpu_of, num_multiprocessors
 

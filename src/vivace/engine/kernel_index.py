@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from vivace.config import cache_folder, compiler_settings
 from vivace.engine.kernel_plan import EngineKind
+from vivace.environment import cache_folder, compiler_settings
 
 _PACKAGES = ("triton", "torch", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 

@@ -16,8 +16,9 @@ from vivace.audio.features import resample
 from vivace.audio.pool import FeaturePool
 from vivace.checkpoint import LMVariant, Model, load_config, open_model, read_official_voices
 from vivace.checkpoint.files import ModelPaths, find_paths
-from vivace.config import Limits, ModelConfig, cpu_threads, voices_folder
+from vivace.config import Limits, ModelConfig
 from vivace.engine.frontend import Frontend
+from vivace.environment import cpu_threads, voices_folder
 from vivace.errors import (
     InvalidAudioError,
     InvalidRequestError,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from vivace.config import cache_folder
+from vivace.environment import cache_folder
 
 _DIGEST_BYTES = 32
 

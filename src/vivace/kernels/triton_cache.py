@@ -11,7 +11,7 @@ from pathlib import Path
 from triton import knobs
 from triton.runtime.cache import get_cache_manager
 
-from vivace.config import triton_folder
+from vivace.environment import triton_folder
 
 _log = logging.getLogger(__name__)
 

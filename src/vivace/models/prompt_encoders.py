@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.audio.features import fbank80, log_mel128
-from vivace.config import keep_to_ourselves
+from vivace.environment import keep_to_ourselves
 from vivace.errors import InvalidAudioError, ModelFolderError, SynthesisError
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivace.config import Limits, engine_environment
+from vivace.config import Limits
+from vivace.environment import engine_environment
 from vivace.errors import VivaceError
 from vivace.server.wire import Header, WireError, error_of, pack, read_frame
 
