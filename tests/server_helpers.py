@@ -165,7 +165,7 @@ class LoopbackServer:
         self.service = await made if asyncio.iscoroutine(made) else made
         self.loop = asyncio.get_running_loop()
         self.app = create_app(self.service, self.config)
-        self.server = make_server(self.app, self.config)
+        self.server = make_server(self.app, self.config, self.app.state.metrics)
         with bind(self.config) as listener:
             self.port = listener.getsockname()[1]
             task = asyncio.ensure_future(self.server.serve(sockets=[listener]))

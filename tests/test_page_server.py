@@ -63,7 +63,8 @@ class RealServer:
         config = ServerConfig(api_keys=(KEY,))
         engine = await AsyncEngine.open("mini", voices_folder=self._voices_folder)
         service = LocalService(engine)
-        self._server = make_server(create_app(service, config), config)
+        app = create_app(service, config)
+        self._server = make_server(app, config, app.state.metrics)
         startup = self._server.startup
 
         async def tell(sockets=None):

@@ -370,7 +370,8 @@ def test_voices_from_upload_to_removal(client, server):
 
 
 def test_health(client, server):
-    assert client.get("/health/ready").json() == {"status": "ready"}
+    for path in ("/health", "/health/ready"):
+        assert client.get(path).json() == {"status": "ready"}
     server.service.figures = {"heartbeat_age_seconds": 60.0}
     response = client.get("/health/ready")
     assert (response.status_code, response.json()) == (503, {"status": "stalled"})

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from tests.server_helpers import FakeService, post, read_all, read_head, wait_until
 from vivace.cli import app
 from vivace.config import ServerConfig
-from vivace.environment import api_keys
 from vivace.engine import SynthesisRequest
 from vivace.engine.loading import model_folder
+from vivace.environment import api_keys
 from vivace.errors import ModelFolderError, ServeError
 from vivace.server.child import EngineSettings
 from vivace.server.door import bind
@@ -26,6 +26,12 @@ from vivace.server.run import open_service, run_on_fast_loop, serve
 from vivace.server.worker import open_engine
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
+UPGRADE = {
+    "connection": "Upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 TEXT = "This is a sentence that takes a while to speak, so that there is time to send a signal."
 
 
@@ -136,6 +142,92 @@ def test_a_signal_while_the_model_loads(tmp_path):
     timer.start()
     process.communicate(timeout=30)
     assert process.returncode != 1
+
+
+def _talk_while_it_loads(config, open_service, talk):
+    """``serve`` with a thread that talks to it at once; what that returns."""
+    said = []
+    with bind(config) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=lambda: said.append(talk(url)))
+        thread.start()
+        try:
+            run_on_fast_loop(serve(open_service, config, listener, said.append))
+        finally:
+            thread.join(30)
+    return said
+
+
+def test_while_the_model_loads_it_says_so(tmp_path):
+    """Alive, not ready, and all else is to come again; host and key are checked as ever. Then it serves."""
+    loaded = threading.Event()
+    config = ServerConfig(port=0, api_keys=("correct-horse-battery",))
+    key = {"authorization": "Bearer correct-horse-battery"}
+
+    async def open_service():
+        while not loaded.is_set():
+            await asyncio.sleep(0.005)
+        return FakeService(tmp_path)
+
+    def talk(url):
+        try:
+            with httpx.Client(base_url=url, headers=key, timeout=30) as client:
+                seen = [
+                    client.get(path) for path in ("/health/live", "/health/ready", "/health", "/v1/models")
+                ]
+                seen.append(client.post("/v1/audio/speech", json={"input": "Hi."}))
+                seen.append(client.get("/v1/audio/speech/stream", headers=UPGRADE))
+                seen += [
+                    client.get("/health", headers={"host": "evil.example"}),
+                    httpx.get(f"{url}/v1/models"),
+                ]
+                figures = client.get("/metrics").text
+                loaded.set()
+                wait_until(lambda: client.get("/health").status_code == 200)
+                seen.append(client.post("/v1/audio/speech", json={"input": "Hi."}))
+                return seen, figures, client.get("/metrics").text
+        finally:
+            loaded.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    greeting, (seen, figures, later) = _talk_while_it_loads(config, open_service, talk)
+    assert greeting.startswith("Vivace speaks at ")
+    assert [answer.status_code for answer in seen] == [200, 503, 503, 503, 503, 503, 421, 401, 200]
+    assert [answer.json()["status"] for answer in seen[:3]] == ["live", "starting", "starting"]
+    assert {answer.json()["error"]["code"] for answer in seen[3:6]} == {"starting"}
+    assert all(answer.headers["retry-after"] for answer in seen[1:5])
+    assert 'vivace_state{state="starting"} 1.0' in figures
+    assert 'vivace_errors_total{code="starting"} 3.0' in later  # what was counted before stays counted
+
+
+def test_a_signal_ends_the_loading(tmp_path):
+    ended = []
+
+    async def open_service():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    def talk(url):
+        assert httpx.get(f"{url}/health").json() == {"status": "starting"}
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert _talk_while_it_loads(ServerConfig(port=0), open_service, talk) == [None]
+    assert ended == [True]
+
+
+def test_a_model_that_does_not_load_ends_the_server(tmp_path):
+    async def open_service():
+        await asyncio.sleep(0.1)
+        raise ModelFolderError("cosyvoice3.yaml: is missing")
+
+    with bind(ServerConfig(port=0)) as listener:
+        address = listener.getsockname()
+        with pytest.raises(ModelFolderError, match="is missing"):
+            run_on_fast_loop(serve(open_service, ServerConfig(port=0), listener, print))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
 
 
 @pytest.mark.parametrize(

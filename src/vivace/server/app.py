@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from vivace.server.service import SpeechService
 
 
-def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
-    """The application. Front ends count what they do in ``app.state.metrics``."""
+def create_app(service: SpeechService, config: ServerConfig, metrics: Metrics | None = None) -> FastAPI:
+    """The application. Front ends count what they do in ``app.state.metrics``.
+
+    Args:
+        metrics: go on counting here.
+    """
     app = FastAPI(title="Vivace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.metrics = Metrics(service)
+    app.state.metrics = metrics or Metrics()
+    app.state.metrics.service = service
     app.add_middleware(Guard, config=config, metrics=app.state.metrics)
     add_error_handlers(app)
     add_speech_routes(app, service, config)

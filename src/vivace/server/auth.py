@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Headers = Sequence[tuple[bytes, bytes]]
 
-PUBLIC_PATHS = frozenset({"/", "/health/live", "/health/ready", "/favicon.ico"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/favicon.ico"})
 PUBLIC_PREFIX = "/static/"
 """The page and its files hold nothing of anybody's; it asks for a key where one is needed."""
 WEBSOCKET_KEY_PREFIX = "vivace.key."

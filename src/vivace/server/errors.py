@@ -40,6 +40,7 @@ _STATUS_OF_CODE = {
     "not_implemented": 501,
     "overloaded": 503,
     "draining": 503,
+    "starting": 503,
     "engine_restarting": 503,
     "engine_closed": 503,
     "deadline_exceeded": 504,

@@ -1,4 +1,4 @@
-"""``GET /health/live``, ``/health/ready`` and ``/metrics``."""
+"""``GET /health/live``, ``/health/ready`` (or ``/health``) and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from vivace.config import ServerConfig
+    from vivace.server.metrics import Metrics
     from vivace.server.service import SpeechService
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LIVE_PATH = "/health/live"
+HEALTH_PATHS = ("/health/ready", "/health")
+"""Of the question whether requests are taken; many health checks know no other path than the shorter one."""
 
 
 def add_health_routes(app: FastAPI, service: SpeechService, config: ServerConfig) -> None:
     """Adds the routes."""
 
-    @app.get("/health/live", response_class=Response)
+    @app.get(LIVE_PATH, response_class=Response)
     async def live() -> Response:
         """The process answers."""
         return json_answer({"status": "live"})
 
-    @app.get("/health/ready", response_class=Response)
     async def ready() -> Response:
         """The engine takes requests, and gave a sign of life lately."""
         state = service.state
@@ -34,9 +37,22 @@ def add_health_routes(app: FastAPI, service: SpeechService, config: ServerConfig
         is_alive = age is None or age <= config.heartbeat_seconds
         if state == "ready" and is_alive:
             return json_answer({"status": "ready"})
-        return json_answer({"status": state if is_alive else "stalled"}, 503, {"retry-after": "1"})
+        return not_ready(state if is_alive else "stalled")
+
+    for path in HEALTH_PATHS:
+        app.get(path, response_class=Response)(ready)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(app.state.metrics.render(), media_type=METRICS_TYPE)
+        return metrics_answer(app.state.metrics)
+
+
+def not_ready(status: str) -> Response:
+    """Why no requests are taken now."""
+    return json_answer({"status": status}, 503, {"retry-after": "1"})
+
+
+def metrics_answer(metrics: Metrics) -> Response:
+    """All figures."""
+    return Response(metrics.render(), media_type=METRICS_TYPE)

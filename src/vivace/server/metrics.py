@@ -68,10 +68,13 @@ class Metrics:
     """Counts what the front ends do.
 
     Accepted requests are those running, plus those that ended: done, failed or cancelled.
+
+    Attributes:
+        service: None while its model loads.
     """
 
-    def __init__(self, service: SpeechService) -> None:
-        self._service = service
+    def __init__(self, service: SpeechService | None = None) -> None:
+        self.service = service
         registry = self._registry = CollectorRegistry()
         self.accepted = Counter(
             "vivace_requests_accepted", "Speech requests begun.", ["front_end"], registry=registry
@@ -117,10 +120,11 @@ class Metrics:
         """All figures in Prometheus' text format."""
         self._loop_lag.set(self._longest_lag_s)
         self._longest_lag_s = 0.0
-        self._running.set(self._service.num_running)
+        service = self.service
+        self._running.set(service.num_running if service is not None else 0)
         for state in _STATES:
-            self._state.labels(state).set(state == self._service.state)
-        for labels, figures in gauges_by_engine(self._service):
+            self._state.labels(state).set(state == ("starting" if service is None else service.state))
+        for labels, figures in gauges_by_engine(service) if service is not None else ():
             for name, value in figures.items():
                 if name in _SERVICE_GAUGES:
                     self._gauge(name, labels).set(value)

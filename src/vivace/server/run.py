@@ -27,9 +27,10 @@ from vivace.server.door import BACKLOG, address_of, listen
 from vivace.server.fleet import Fleet
 from vivace.server.local import LocalService
 from vivace.server.marked import MarkedService
-from vivace.server.metrics import gauges_by_engine
+from vivace.server.metrics import Metrics, gauges_by_engine
 from vivace.server.process import ProcessService
 from vivace.server.protocol import bounded_protocol
+from vivace.server.starting import Entrance
 from vivace.server.websocket_protocol import bounded_websocket
 from vivace.server.wyoming import wyoming_server
 
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from fastapi import FastAPI
-
     from vivace.config import ServerConfig
     from vivace.server.child import EngineSettings
+    from vivace.server.guard import App
     from vivace.server.service import SpeechService
 
 WEBSOCKET_PING_SECONDS = 20.0
@@ -55,11 +55,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: FastAPI, config: ServerConfig) -> Server:
+def make_server(app: App, config: ServerConfig, metrics: Metrics) -> Server:
     """A uvicorn server with the limits of ``config``."""
     settings = uvicorn.Config(
         app,
-        http=bounded_protocol(config, app.state.metrics),
+        http=bounded_protocol(config, metrics),
         ws=bounded_websocket(config),
         ws_max_size=config.websocket_frame_bytes,
         ws_ping_interval=WEBSOCKET_PING_SECONDS,
@@ -136,30 +136,37 @@ async def serve(
     announce: Callable[[str], None],
     wyoming: socket.socket | None = None,
 ) -> None:
-    """Serves until a signal comes.
+    """Serves until a signal comes. While the model loads it answers that it does.
 
     Args:
         open_service: loads the engine.
         listener: from ``bind``.
         announce: is given one line once requests are taken.
-        wyoming: where Home Assistant's protocol is spoken, if it is.
+        wyoming: where Home Assistant's protocol is spoken once the model is there, if it is.
 
     Raises:
         ServeError: another server has begun to listen at an address meanwhile.
     """
-    service = await open_service()
+    listen(listener)
+    metrics = Metrics()
+    entrance = Entrance(config, metrics)
+    server = make_server(entrance, config, metrics)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    lag = asyncio.ensure_future(metrics.watch_loop())
+    opening = asyncio.ensure_future(open_service())
+    ending = _Ending(server, opening, config)
+    service: SpeechService | None = None
     try:
-        listen(listener)
-        if wyoming is not None:
-            listen(wyoming, "--wyoming-port")
-        app = create_app(service, config)
-        server = make_server(app, config)
-        lag = asyncio.ensure_future(app.state.metrics.watch_loop())
         async with contextlib.AsyncExitStack() as doors:
-            doors.enter_context(_signals(service, server, config))
+            doors.enter_context(_signals(ending))
+            service = await _opened(opening, ending)
+            if service is None:
+                return
+            entrance.app = create_app(service, config, metrics)
+            ending.service = service
             if wyoming is not None:
-                await doors.enter_async_context(wyoming_server(wyoming, service, config, app.state.metrics))
-            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+                listen(wyoming, "--wyoming-port")
+                await doors.enter_async_context(wyoming_server(wyoming, service, config, metrics))
             while not server.started and not serving.done():
                 await asyncio.sleep(0)
             if server.started:
@@ -167,9 +174,22 @@ async def serve(
                 if wyoming is not None:
                     announce("Wyoming at {}:{}".format(*wyoming.getsockname()[:2]))
             await serving
-        lag.cancel()
     finally:
-        await service.close()
+        lag.cancel()
+        server.should_exit = True
+        if service is not None:
+            await service.close()
+        await asyncio.wait([serving])
+
+
+async def _opened(opening: asyncio.Future[SpeechService], ending: _Ending) -> SpeechService | None:
+    """The service; None if a signal has ended the loading."""
+    try:
+        return await opening
+    except asyncio.CancelledError:
+        if not ending.is_asked:
+            raise
+        return None
 
 
 def run(
@@ -202,31 +222,54 @@ def _greeting(service: SpeechService, address: str) -> str:
     return f"Vivace speaks at {address} (model {service.model}, {voices}{several}{mark})"
 
 
-@contextlib.contextmanager
-def _signals(service: SpeechService, server: Server, config: ServerConfig) -> Iterator[None]:
-    """The first signal drains, the second ends."""
-    loop = asyncio.get_running_loop()
-    draining: list[asyncio.Task[None]] = []
+class _Ending:
+    """The first signal ends the loading, or drains; the second ends.
 
-    async def drain() -> None:
-        await service.drain(config.drain_seconds)
+    Attributes:
+        service: to drain; None while it loads.
+        is_asked: there was a signal.
+    """
+
+    def __init__(self, server: Server, opening: asyncio.Future[SpeechService], config: ServerConfig) -> None:
+        self.service: SpeechService | None = None
+        self.is_asked = False
+        self._server, self._opening, self._config = server, opening, config
+        self._draining: asyncio.Task[None] | None = None
+
+    def on_signal(self) -> None:
+        is_first, self.is_asked = not self.is_asked, True
+        if not is_first:
+            self._server.should_exit = self._server.force_exit = True
+        elif self.service is None:
+            self._opening.cancel()
+            self._server.should_exit = True  # also if it has just been opened
+        else:
+            self._draining = asyncio.ensure_future(self._drain(self.service))
+
+    def cancel(self) -> None:
+        """Nothing is left to drain."""
+        if self._draining is not None:
+            self._draining.cancel()
+
+    async def _drain(self, service: SpeechService) -> None:
+        await service.drain(self._config.drain_seconds)
         if service.num_running:  # they end with an error now, not with the server
             await service.close()
-        server.should_exit = True
+        self._server.should_exit = True
 
-    def on_signal() -> None:
-        if draining:
-            server.should_exit = server.force_exit = True
-        else:
-            draining.append(loop.create_task(drain()))
+
+@contextlib.contextmanager
+def _signals(ending: _Ending) -> Iterator[None]:
+    """Tells ``ending`` of SIGINT and SIGTERM."""
+    loop = asyncio.get_running_loop()
 
     def on_plain_signal(number: int, frame: object) -> None:
-        loop.call_soon_threadsafe(on_signal)
+        loop.call_soon_threadsafe(ending.on_signal)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     try:
         for number in numbers:
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, ending.on_signal)
     except NotImplementedError:  # Windows
         for number in numbers:
             signal.signal(number, on_plain_signal)
@@ -239,5 +282,4 @@ def _signals(service: SpeechService, server: Server, config: ServerConfig) -> It
         for number in numbers:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
-        for task in draining:
-            task.cancel()
+        ending.cancel()

@@ -31,7 +31,7 @@ export function clearError() {
 
 /** Clears what is no longer true once the server is back. */
 export function clearServerError() {
-  if (!["connection_lost", "draining", "engine_restarting"].includes(shown?.code)) return;
+  if (!["connection_lost", "draining", "engine_restarting", "starting"].includes(shown?.code)) return;
   shown = shown.incomplete ? { code: "cut" } : null;
   words();
 }

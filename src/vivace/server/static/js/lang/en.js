@@ -147,6 +147,7 @@ export default {
   "error.rate_limited": "Too many requests. Wait a moment.",
   "error.overloaded": "The server is busy. Try again in a moment.",
   "error.draining": "The server is shutting down. Your text is kept.",
+  "error.starting": "The model is being loaded. Your text is kept.",
   "error.engine_restarting": "The engine restarts. Your text is kept.",
   "error.request_timeout": "This took too long.",
   "error.storage_full": "There is no room for another voice. Delete one first.",

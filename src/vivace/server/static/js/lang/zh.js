@@ -147,6 +147,7 @@ export default {
   "error.rate_limited": "请求过于频繁，请稍候。",
   "error.overloaded": "服务器繁忙，请稍后再试。",
   "error.draining": "服务器正在关闭，文本已保留。",
+  "error.starting": "正在加载模型，文本已保留。",
   "error.engine_restarting": "引擎正在重启，文本已保留。",
   "error.request_timeout": "等待时间过长。",
   "error.storage_full": "没有空间保存更多音色，请先删除一个。",
