@@ -153,7 +153,8 @@ ERRORS = """
     voice_exists invalid_name invalid_voice builtin_voice invalid_audio audio_too_short audio_too_long audio_silent
     audio_clipped unsupported_media_type payload_too_large consent_required invalid_api_key forbidden_origin
     unknown_host rate_limited overloaded draining engine_restarting starting request_timeout deadline_exceeded
-    storage_full synthesis_failed internal_error value_out_of_range unsupported_value not_found model_not_found not_implemented
+    storage_full synthesis_failed internal_error value_out_of_range unsupported_value not_found model_not_found
+    not_implemented
 """
 """What a person at the page can meet; codes that only hand-made requests can cause are shown as "other"."""
 
