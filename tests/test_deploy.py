@@ -14,6 +14,7 @@ import yaml
 
 from tests.server_helpers import FakeService
 from vivace import config as configuration
+from vivace import environment
 from vivace.cli import app
 from vivace.server import metrics as server_metrics
 from vivace.server.guard import MULTIPART_OVERHEAD_BYTES
@@ -100,13 +101,13 @@ def test_the_images_variables_are_read_and_lie_on_volumes(monkeypatch):
         variables |= STEPS["pairs"](text)
     volumes = json.loads(*texts(FINAL, "VOLUME"))
     for name, read in (
-        ("VIVACE_VOICES", configuration.voices_folder),
-        ("VIVACE_CACHE", configuration.cache_folder),
+        ("VIVACE_VOICES", environment.voices_folder),
+        ("VIVACE_CACHE", environment.cache_folder),
     ):
         monkeypatch.setenv(name, variables[name])
         assert str(read()) == variables[name]
         assert any(variables[name].startswith(volume) for volume in volumes)
-    known = re.findall(r"VIVACE_[A-Z]+", Path(configuration.__file__).read_text(encoding="utf-8"))
+    known = re.findall(r"VIVACE_[A-Z]+", Path(environment.__file__).read_text(encoding="utf-8"))
     assert {name for name in variables if name.startswith("VIVACE_")} <= set(known)
 
 
@@ -168,7 +169,7 @@ def test_the_unit_starts_the_server():
     words = shlex.split(re.search(r"^ExecStart=(.+)$", UNIT, re.MULTILINE)[1])
     assert words[0] == "/opt/vivace/bin/vivace"
     check_serve(words[1:])
-    known = Path(configuration.__file__).read_text(encoding="utf-8")
+    known = Path(environment.__file__).read_text(encoding="utf-8")
     assert all(name in known for name in re.findall(r"VIVACE_[A-Z]+", UNIT))
 
 
