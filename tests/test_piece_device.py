@@ -154,7 +154,7 @@ def without_room(device, monkeypatch, fits):
 def test_launches_that_do_not_fit_are_halved(flow, device, vectors, monkeypatch):  # noqa: F811
     """The frames stay; a stream that does not fit alone has its own error and is as it was, and the others go on."""
     tokens, prompt_mel, embedding = inputs(vectors)
-    texts = [tokens[:150], tokens[10:190], tokens[:150], tokens[5:160]]
+    texts = [tokens[:90], tokens[10:120], tokens[5:90]]
     wanted = [plain(flow, text, prompt_mel, embedding, []) for text in texts]
     streams = [flow.new_stream(embedding, prompt_mel) for _ in texts]
     before, halved = streams[1].fork(), device.launches_halved
@@ -164,7 +164,7 @@ def test_launches_that_do_not_fit_are_halved(flow, device, vectors, monkeypatch)
         items = [(stream, text.tolist(), True) for stream, text in zip(streams, texts, strict=True)]
         handles = device.launch_batch(items)
     assert device.launches_halved >= halved + 3
-    for index in (0, 2, 3):
+    for index in (0, 2):
         torch.testing.assert_close(handles[index].check(), wanted[index], atol=ATOL, rtol=0)
     with pytest.raises(torch.OutOfMemoryError):
         handles[1].check()
@@ -177,7 +177,7 @@ def test_launches_that_do_not_fit_are_halved(flow, device, vectors, monkeypatch)
 def test_memory_that_is_missing_behind_the_solver_loses_no_row(flow, device, vectors, monkeypatch):  # noqa: F811
     """Rows that have their frames are not computed again, which would move their streams twice."""
     tokens, prompt_mel, embedding = inputs(vectors)
-    texts = [tokens[:150], tokens[10:190], tokens[20:150]]
+    texts = [tokens[:90], tokens[10:120], tokens[20:90]]
     wanted = [plain(flow, text, prompt_mel, embedding, []) for text in texts]
     join, calls = flow.join, []
 
