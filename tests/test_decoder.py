@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -192,10 +193,13 @@ def test_a_request_that_leaves_with_tokens_under_way_disturbs_nobody(engine):
 
 
 def out_of_memory(monkeypatch, owner, name, most):
-    """Calls with more than ``most`` rows fail."""
-    original, refused = getattr(owner, name), []
+    """Calls with more than ``most`` rows fail, and what they have taken is free when the next one comes."""
+    original, refused, taken = getattr(owner, name), [], []
 
     def launch(rows, *rest):
+        assert not any(memory() is not None for memory in taken), "the failed launch still holds its memory"
+        memory = torch.empty(1)
+        taken.append(weakref.ref(memory))
         if len(rows) > most:
             refused.append(len(rows))
             raise torch.OutOfMemoryError("no memory")

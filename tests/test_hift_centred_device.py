@@ -1,6 +1,7 @@
 """The vocoder of CosyVoice 2 and CosyVoice-300M in windows, on the CPU: the samples of the whole, at any split."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -135,8 +136,12 @@ def test_launches_that_do_not_fit_are_halved(model, device, monkeypatch):
 
     wanted = [device.collect(own) for own in run()]
     launch, halved = device._launch_rows, device.launches_halved
+    taken = []
 
     def refuse(work):
+        assert not any(memory() is not None for memory in taken), "the failed launch still holds its memory"
+        memory = torch.empty(1)
+        taken.append(weakref.ref(memory))
         if len(work) > 1 or work[0][1].shape[1] == 41:
             raise torch.OutOfMemoryError("no memory")
         launch(work)

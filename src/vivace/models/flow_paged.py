@@ -271,6 +271,7 @@ class PagedFlow(ABC):
         known, held = self._shared_chunks(), [len(work.stream.pages) for work in works]
         try:
             self._run(works)
+            return
         except BaseException as error:
             self._forget_shared(known)
             for work, count in zip(works, held, strict=True):
@@ -278,15 +279,16 @@ class PagedFlow(ABC):
                     work.pages.insert(0, work.stream.pages.pop())
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
-            self.launches_halved += 1
-            if len(works) == 1:
-                works[0].error = error
-                self._undo(works[0])
-                return
-            half = len(works) // 2
-            self._run_or_halve(works[:half])
-            if works[-1].error is None:  # one stream in all of the launch may have failed already
-                self._run_or_halve(works[half:])
+            fault = error.with_traceback(None)  # which would keep what the launch has taken so far
+        self.launches_halved += 1
+        if len(works) == 1:
+            works[0].error = fault
+            self._undo(works[0])
+            return
+        half = len(works) // 2
+        self._run_or_halve(works[:half])
+        if works[-1].error is None:  # one stream in all of the launch may have failed already
+            self._run_or_halve(works[half:])
 
     def _undo(self, work: Work) -> None:
         """The stream as it was before the launch, and its new pages back in the pool."""

@@ -118,16 +118,18 @@ class SlotVocoder(ABC):
         before = [(stream.frames, stream.is_finished) for stream, _, _, _ in work]
         try:
             self._launch_rows(work)
+            return
         except torch.OutOfMemoryError as error:  # nothing was started
-            for (stream, _, _, _), (frames, is_finished) in zip(work, before, strict=True):
-                stream.frames, stream.is_finished = frames, is_finished
-            self.launches_halved += 1
-            if len(work) == 1:
-                work[0][3].error = error
-                return
-            half = len(work) // 2
-            self._launch_or_halve(work[:half])
-            self._launch_or_halve(work[half:])
+            fault = error.with_traceback(None)  # which would keep what the launch has taken so far
+        for (stream, _, _, _), (frames, is_finished) in zip(work, before, strict=True):
+            stream.frames, stream.is_finished = frames, is_finished
+        self.launches_halved += 1
+        if len(work) == 1:
+            work[0][3].error = fault
+            return
+        half = len(work) // 2
+        self._launch_or_halve(work[:half])
+        self._launch_or_halve(work[half:])
 
     def collect(self, pending: PendingSamples) -> Samples:
         """The second half of ``step``: waits for the samples of one launch, and for nothing that came after it.
