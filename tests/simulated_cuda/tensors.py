@@ -62,12 +62,16 @@ def inner_of(value):
     return value.inner if isinstance(value, DeviceTensor) else value
 
 
+def _numbers(places):
+    return torch.tensor(places) if len(places) else torch.zeros(0, dtype=torch.int64)
+
+
 def _viewed(x, places):
     """``x[places]`` as far as it is a view, and the tensors that are left as indices, or None."""
     places = list(places) if isinstance(places, tuple) else [places]
     # Arrays of numbers become tensors on the host, as in PyTorch.
     places = [
-        torch.tensor(p)
+        _numbers(p)
         if isinstance(p, list | range) or (hasattr(p, "__array__") and not isinstance(p, torch.Tensor))
         else p
         for p in places

@@ -359,17 +359,18 @@ class PagedLM:
             return
         kind, size, _ = key
         width = (HEADER + RING + size,) if kind == "prompt" else (size, 4)
-        commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
-        slots = torch.full((1 if kind == "prompt" else size,), -1, dtype=torch.int32, device=self.device)
+        with self._on_stream():  # before the launch that writes there
+            commands = torch.full(width, -1, dtype=torch.int64, device=self.device)
+            slots = torch.full((1 if kind == "prompt" else size,), -1, dtype=torch.int32, device=self.device)
         self._inputs[key] = commands, slots
         if self.stream is None or not self._has_graph(kind, size):
             self._graphs[key] = None
             return
         _log.info("speech LM: capturing %s of %d, %d steps", *key)
         # A run over empty rows compiles what is not compiled yet and touches no row.
-        self._empty_command(kind, commands)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_stream():
+            self._empty_command(kind, commands)
             turn = self._launches.clone()
             self._body(key)
             self._launches.copy_(turn)
