@@ -199,7 +199,12 @@ class CompileAhead:
 
 
 def _report(data: bytes, folder: str, *, is_complete: bool) -> CompileReport:
-    lines = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    lines = []
+    for text in data.splitlines():
+        with suppress(ValueError):  # a line that was cut off, or is somebody else's
+            line = json.loads(text)
+            if isinstance(line, dict) and {"name", "cpu_seconds", "error"} <= line.keys():
+                lines.append(line)
     seconds = [(line["name"], line["cpu_seconds"]) for line in lines]
     return CompileReport(
         kernels=len(lines),
