@@ -110,7 +110,7 @@ FAILED = '{"name": "b", "cpu_seconds": 0.5, "error": "too large"}'
 
 
 def test_a_process_that_ends_is_waited_for():
-    ahead = CompileAhead(KIND, 2, command(f"input(); print('''{LINE}\\n{FAILED}''')"))
+    ahead = CompileAhead(KIND, 2, command(f"input(); print('''{LINE}\\nwarning\\n7\\n{FAILED}''')"))
     report = ahead.wait()
     assert report.is_complete
     assert (report.kernels, report.cpu_seconds, report.slowest) == (2, 2.0, ("a", 1.5))
