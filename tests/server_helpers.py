@@ -43,6 +43,7 @@ class FakeService:
         self.script: list[Step] = [0.2, 0.2]
         self.requests: list[SynthesisRequest] = []
         self.uploads: list[tuple[int, str]] = []
+        self.sources: list[tuple[bytes, str | None, float]] = []
         self.running: set[FakeStream] = set()
         self.ended: list[str] = []
         self.figures: dict[str, float] = {}
@@ -62,6 +63,13 @@ class FakeService:
 
     def stream(self, request, text=None):
         return FakeStream(self, request)
+
+    def transform(self, source, voice=None, *, speed=1.0):
+        self.sources.append((source, voice, speed))
+        stream = FakeStream(self, SynthesisRequest("", voice=voice, speed=speed))
+        if not source.startswith(b"RIFF"):
+            stream._steps = iter([InvalidAudioError("This is not audio.", param="prompt_audio")])
+        return stream
 
     async def make_voice(self, prompt_audio, prompt_text="", *, name="clone", consent=False):
         if not prompt_audio.startswith(b"RIFF"):

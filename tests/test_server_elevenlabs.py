@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import wave
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 import soundfile
 from websockets.exceptions import ConnectionClosed
 
+from tests.helpers import speech_like_wav
 from tests.server_helpers import RATE, LoopbackServer, wait_until
 from tests.talk_helpers import DEADLINE_S, TalkService, connect, spoken, url_of
 from vivace.audio.telephony import alaw, ulaw
@@ -335,6 +337,31 @@ def test_times_of_characters(client):
     assert len(starts) == len(ends) == len(times["characters"])
     assert starts == sorted(starts)
     assert ends[-1] == pytest.approx(15 / RATE, abs=0.001)
+
+
+@pytest.mark.parametrize("route", ["speech-to-speech/emma", "voice-changer/emma/stream"])
+def test_a_recording_in_another_voice(server, client, route):
+    query = {"output_format": "pcm_16000"}
+    form = {"model_id": "eleven_multilingual_sts_v2", "voice_settings": '{"speed": 1.5, "stability": 0.5}'}
+    recording = {"audio": ("source.wav", speech_like_wav())}
+    path = f"/elevenlabs/v1/{route}"
+    response = client.post(path, params=query, data=form, files=recording)
+    assert (response.status_code, response.headers["content-type"]) == (200, "audio/pcm")
+    assert len(response.content) == pytest.approx(0.4 * 2 * 16_000, abs=100)
+    raw = {"audio": ("source.pcm", bytes(32_000))}
+    assert client.post(path, params=query, data={"file_format": "pcm_s16le_16"}, files=raw).status_code == 200
+    (source, *asked), (wrapped, *_) = server.service.sources[-2:]
+    assert (source, asked) == (speech_like_wav(), ["emma", 1.5])
+    with wave.open(io.BytesIO(wrapped)) as file:
+        assert (file.getframerate(), file.getnframes()) == (16_000, 16_000)
+    for data, files, code in (
+        ({}, {"other": ("a", b"")}, "missing_field"),
+        ({"file_format": "mp3"}, recording, "unsupported_value"),
+        ({"voice_settings": "{"}, recording, "invalid_type"),
+        ({}, {"audio": ("a", b"no audio")}, "invalid_audio"),
+    ):
+        answer = client.post(path, data=data, files=files)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 
 def test_lists(client):

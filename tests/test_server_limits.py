@@ -24,6 +24,7 @@ from tests.server_helpers import (
 from vivace.config import ServerConfig
 from vivace.errors import ServeError
 from vivace.server.door import bind, check_access, fit_to_open_files, read_aliases, read_keys
+from vivace.server.guard import UPLOAD_PATHS
 
 KEY = "correct-horse-battery"
 QUICK = ServerConfig(
@@ -386,3 +387,18 @@ def test_key_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ServeError):
             read_keys(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_upload"),
+    [
+        ("/v1/audio/transform", True),
+        ("/v1/speech-to-speech/anna", True),
+        ("/elevenlabs/v1/voice-changer/anna/stream", True),
+        ("/v1/audio/speech", False),
+        ("/v1/audio/voices/anna", False),
+        ("/v1/text-to-speech/speech-to-speech/anna", False),
+    ],
+)
+def test_only_uploads_may_be_large(path, is_upload):
+    assert bool(UPLOAD_PATHS.fullmatch(path)) == is_upload

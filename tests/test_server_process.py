@@ -105,6 +105,39 @@ def real(random_model_folder, tmp_path_factory):
     host.close()
 
 
+def test_both_services_convert_alike(real, random_model_folder):
+    """And a recording that is none, or too large, is the same error as in one process."""
+    engine = quiet_engine(random_model_folder, voices=real.service._supervisor.settings.voices_folder)
+    voice = noise_voice(engine._config)
+    large = bytes(engine._assets.limits.prompt_file_bytes + 1)
+
+    async def convert(service):
+        parts = [
+            await samples_of(service.transform(speech_like_wav(), "noise")),
+            await samples_of(service.transform(speech_like_wav(), voice, speed=2.0)),
+        ]
+        codes = []
+        for source in (b"no audio", large):
+            with pytest.raises(InvalidAudioError) as caught:
+                await anext(service.transform(source, "noise"))
+            codes.append((caught.value.code, caught.value.param))
+        return parts, codes
+
+    async def here():
+        service = LocalService(AsyncEngine(engine))
+        try:
+            return await convert(service)
+        finally:
+            await service.close()
+
+    (ours, our_codes), (theirs, their_codes) = asyncio.run(here()), real.run(convert)
+    assert our_codes == their_codes
+    assert our_codes[1] == ("payload_too_large", "prompt_audio")
+    for mine, other in zip(ours, theirs, strict=True):
+        assert len(mine) > 0
+        np.testing.assert_array_equal(mine, other)
+
+
 def test_both_services_make_the_same_bytes(real, random_model_folder):
     engine = quiet_engine(random_model_folder, voices=real.service._supervisor.settings.voices_folder)
     voice = noise_voice(engine._config)

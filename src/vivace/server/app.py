@@ -18,6 +18,7 @@ from vivace.server.health import add_health_routes
 from vivace.server.metrics import Metrics
 from vivace.server.models import add_model_routes
 from vivace.server.speech import add_speech_routes
+from vivace.server.transform import add_transform_routes
 from vivace.server.voices import add_voice_routes
 from vivace.voice.consent import ConsentRegistry
 
@@ -42,6 +43,7 @@ def create_app(service: SpeechService, config: ServerConfig, metrics: Metrics | 
     consents = ConsentRegistry(service.voices.folder)
     app.state.uploads = asyncio.Semaphore(config.max_uploads)
     add_consent_routes(app, consents, config)
+    add_transform_routes(app, service, config)
     add_voice_routes(app, service, config, consents)
     add_health_routes(app, service, config)
     if find_spec("vivace.server.websocket") is not None:

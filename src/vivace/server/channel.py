@@ -80,8 +80,14 @@ class Channel:
 class Desk(Protocol):
     """What a stream needs of the service."""
 
-    async def begin(self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool) -> None:
-        """Checks the request and sends it to the engine process."""
+    async def begin(
+        self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool, source: bytes | None = None
+    ) -> None:
+        """Checks the request and sends it to the engine process.
+
+        Args:
+            source: a recording whose words are spoken in place of the request's text.
+        """
         ...
 
     def send(self, channel: Channel, header: Header) -> None:
@@ -100,15 +106,21 @@ class ProcessStream:
 
     Args:
         find_desk: asked once, when the request begins.
+        text, source: as pieces, or as a recording, in place of the request's text.
     """
 
     def __init__(
-        self, find_desk: Callable[[], Desk], request: SynthesisRequest, text: AsyncIterable[str] | None
+        self,
+        find_desk: Callable[[], Desk],
+        request: SynthesisRequest,
+        text: AsyncIterable[str] | None = None,
+        source: bytes | None = None,
     ) -> None:
         self._find_desk = find_desk
         self._desk: Desk | None = None
         self._request = request
         self._text = text
+        self._source = source
         self._channel: Channel | None = None
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,8 +168,9 @@ class ProcessStream:
         self._loop = asyncio.get_running_loop()
         desk = self._desk = self._find_desk()
         channel = self._channel = desk.open_channel()
+        source, self._source = self._source, None
         try:
-            await desk.begin(channel, self._request, is_streamed=self._text is not None)
+            await desk.begin(channel, self._request, is_streamed=self._text is not None, source=source)
         except Exception as error:
             channel.fail(error)
         if self._text is not None and not channel.is_done:

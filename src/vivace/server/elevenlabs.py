@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
+from vivace.audio.pcm import wav_header
 from vivace.errors import InvalidTextError
 from vivace.server.alignment import SegmentClock, SpokenSegment
 from vivace.server.answers import check_content_type, json_answer
@@ -27,8 +30,12 @@ from vivace.server.json_body import Fields, missing, parse_json
 from vivace.server.playback import Playback
 from vivace.server.speech import SpeechAnswer
 from vivace.server.speech_call import SpeechCall
+from vivace.server.transform import form_fields, open_conversion
+from vivace.server.uploads import recording, upload_form
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi import FastAPI
     from starlette.websockets import WebSocket
 
@@ -36,7 +43,8 @@ if TYPE_CHECKING:
     from vivace.config import ServerConfig
     from vivace.datatypes import Samples
     from vivace.server.metrics import Metrics
-    from vivace.server.service import SpeechService
+    from vivace.server.multipart import Form
+    from vivace.server.service import ServiceStream, SpeechService
     from vivace.voice import VoiceEntry
 
 PREFIX = "/elevenlabs"
@@ -55,6 +63,16 @@ def add_elevenlabs_routes(app: FastAPI, service: SpeechService, config: ServerCo
         """The whole speech in one document, with the times of its characters."""
         call, text = await _read(request, service, config, voice)
         return await _with_times(service, config, metrics, call, text)
+
+    async def convert(request: Request, voice: str) -> Response:
+        """The words of a recording in another voice, while it is made; the complete form differs in nothing."""
+        async with AsyncExitStack() as upload:
+            form = await upload.enter_async_context(upload_form(request))
+            fields = form_fields(form, "model_id", "voice_settings")
+            call = await make_call(service, config, voice, request.query_params, fields)
+            source = _source(form, config)
+            open_stream = open_conversion(service, upload, source, call.request.voice, call.request.speed)
+            return ElevenLabsAnswer(service, config, metrics, call, "", open_stream)
 
     async def list_voices() -> Response:
         entries = await asyncio.to_thread(service.voices.list)
@@ -84,6 +102,9 @@ def add_elevenlabs_routes(app: FastAPI, service: SpeechService, config: ServerCo
         app.post(f"{base}/with-timestamps", response_class=Response, include_in_schema=False)(
             speak_with_times
         )
+        for name, end in product(("speech-to-speech", "voice-changer"), ("", "/stream")):
+            path = f"{prefix}/v1/{name}/{{voice}}{end}"  # the latter is what their newer package asks for
+            app.post(path, response_class=Response, include_in_schema=False)(convert)
         app.get(f"{prefix}/v1/voices", response_class=Response, include_in_schema=False)(list_voices)
         for name, is_multi in (("stream-input", False), ("multi-stream-input", True)):
             app.router.routes.append(WebSocketRoute(f"{base}/{name}", socket(is_multi=is_multi)))
@@ -103,15 +124,32 @@ async def _read(
     return await make_call(service, config, voice, request.query_params, fields), text
 
 
+def _source(form: Form, config: ServerConfig) -> bytes:
+    """The recording of a form; raw samples of 16 kHz get a header."""
+    source = recording(form, config, "audio")
+    file_format = form.text("file_format") or "other"
+    if file_format not in ("other", "pcm_s16le_16"):
+        raise ServerError(
+            "file_format must be other or pcm_s16le_16.", code="unsupported_value", param="file_format"
+        )
+    return source if file_format == "other" else wav_header(16_000, len(source)) + source
+
+
 class ElevenLabsAnswer(SpeechAnswer):
     """Audio while it is made, in one of their formats."""
 
     def __init__(
-        self, service: SpeechService, config: ServerConfig, metrics: Metrics, call: VoiceCall, text: str
+        self,
+        service: SpeechService,
+        config: ServerConfig,
+        metrics: Metrics,
+        call: VoiceCall,
+        text: str,
+        open_stream: Callable[[], ServiceStream] | None = None,
     ) -> None:
         request = replace(call.request, text=text)
         plain = SpeechCall(request, None, None, None, "", "pcm", is_events=False, is_whole=False)
-        super().__init__(service, config, metrics, plain, request)
+        super().__init__(service, config, metrics, plain, request, open_stream)
         self._media_type = media_type_of(call.format)
         self._output = call.format
 
@@ -183,7 +221,7 @@ def _model_document(name: str) -> dict[str, Any]:
         "model_id": name,
         "name": name,
         "can_do_text_to_speech": True,
-        "can_do_voice_conversion": False,
+        "can_do_voice_conversion": True,
         "can_use_style": False,
         "can_use_speaker_boost": False,
     }

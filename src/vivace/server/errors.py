@@ -47,7 +47,7 @@ _STATUS_OF_CODE = {
     "storage_full": 507,
 }
 _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_REPEATS = (409, 500, 507)
+_REPEATS = (409, 500, 501, 507)
 """Statuses that clients would try again although the answer stays the same."""
 
 _FAILURES = {

@@ -18,7 +18,7 @@ from vivace.engine.async_engine import MANY_STREAMS
 from vivace.engine.routing import choose_engine, merge_gauges
 from vivace.server.channel import ProcessStream
 from vivace.server.child import COMMAND
-from vivace.server.process import ProcessService
+from vivace.server.process import ProcessService, conversion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,6 +119,12 @@ class Fleet:
     def stream(self, request: SynthesisRequest, text: AsyncIterable[str] | None = None) -> ProcessStream:
         """Speaks, on the engine that suits voice and load when the first chunk is asked for."""
         return ProcessStream(partial(self._choose, request.voice), request, text)
+
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> ProcessStream:
+        """Voice conversion, on the engine that suits voice and load when the first chunk is asked for."""
+        return ProcessStream(partial(self._choose, voice), conversion(voice, speed), source=source)
 
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from contextlib import suppress
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-UPLOAD_PATHS = frozenset({"/v1/audio/voices", "/v1/audio/voice_consents"})
+UPLOAD_PATHS = re.compile(
+    r"/v1/audio/(voices|voice_consents|transform)"
+    r"|(/elevenlabs)?/v1/(speech-to-speech|voice-changer)/[^/]+(/stream)?"
+)
 MULTIPART_OVERHEAD_BYTES = 64 * 1024
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 16 * 1024 * 1024
@@ -130,7 +134,7 @@ class Exchange:
     @property
     def max_body_bytes(self) -> int:
         """How large the body may be."""
-        if self._scope["path"] in UPLOAD_PATHS:
+        if UPLOAD_PATHS.fullmatch(self._scope["path"]):
             return self._config.upload_bytes + MULTIPART_OVERHEAD_BYTES
         return self._config.body_bytes
 

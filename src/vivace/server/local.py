@@ -65,6 +65,11 @@ class LocalService:
         """Speaks. Errors, also that the service takes no requests, come with the first chunk asked for."""
         return LocalStream(self, self._engine.stream(request, text))
 
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> LocalStream:
+        return LocalStream(self, self._engine.transform(source, voice, speed=speed))
+
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:

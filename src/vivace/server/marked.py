@@ -63,6 +63,11 @@ class MarkedService:
         """Speaks."""
         return MarkedStream(self._service.stream(request, text), self._make)
 
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> MarkedStream:
+        return MarkedStream(self._service.transform(source, voice, speed=speed), self._make)
+
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:

@@ -159,16 +159,16 @@ class ProcessService:
         """
         return ProcessStream(lambda: self, request, text)
 
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> ProcessStream:
+        """Voice conversion; errors come with the first chunk asked for."""
+        return ProcessStream(lambda: self, conversion(voice, speed), source=source)
+
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:
-        limit = self._supervisor.settings.limits.prompt_file_bytes
-        if len(prompt_audio) > limit:
-            raise InvalidAudioError(
-                f"The audio file is larger than {limit} bytes. Cut it, or send FLAC or MP3.",
-                code="payload_too_large",
-                param="prompt_audio",
-            )
+        self._check_size(prompt_audio)
         child = await self._ready_child()
         header = {"kind": "make_voice", "text": prompt_text, "name": name, "consent": consent}
         voice: Voice = await self._ask(child, header, prompt_audio)
@@ -204,7 +204,9 @@ class ProcessService:
         self._running.add(channel.request_id)
         return channel
 
-    async def begin(self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool) -> None:
+    async def begin(
+        self, channel: Channel, request: SynthesisRequest, *, is_streamed: bool, source: bytes | None = None
+    ) -> None:
         if (
             self._is_full and not self._is_draining
         ):  # refused here, so that a crowd at the door costs the engine nothing
@@ -216,6 +218,8 @@ class ProcessService:
             raise InvalidTextError(
                 "text must be a str; stream pieces apart", code="invalid_type", param="text"
             )
+        if source is not None:
+            self._check_size(source)
         voice = await self._find_voice(request.voice)
         child = await self._ready_child()
         sent = self._supervisor.sent
@@ -224,13 +228,14 @@ class ProcessService:
         self._channels[channel.request_id] = channel
         child.send(
             {
-                "kind": "speak",
+                "kind": "speak" if source is None else "transform",
                 "id": channel.request_id,
                 "request": request_header(request),
                 "voice": sent.key(voice) if isinstance(voice, Voice) else voice,
                 "credit": self._supervisor.watch.credit_chunks,
                 "is_streamed": is_streamed,
-            }
+            },
+            source or b"",
         )
 
     def send(self, channel: Channel, header: Header) -> None:
@@ -311,6 +316,15 @@ class ProcessService:
 
     # -- bookkeeping -------------------------------------------------------------------------------------------
 
+    def _check_size(self, recording: bytes) -> None:
+        limit = self._supervisor.settings.limits.prompt_file_bytes
+        if len(recording) > limit:
+            raise InvalidAudioError(
+                f"The audio file is larger than {limit} bytes. Cut it, or send FLAC or MP3.",
+                code="payload_too_large",
+                param="prompt_audio",
+            )
+
     async def _find_voice(self, voice: str | Voice | None) -> str | Voice | None:
         """A voice that the engine process has by name, or one to send."""
         if isinstance(voice, str):
@@ -355,6 +369,11 @@ class ProcessService:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def conversion(voice: str | Voice | None, speed: float) -> SynthesisRequest:
+    """A request whose words come as a recording."""
+    return SynthesisRequest("", voice=voice, speed=speed)
 
 
 def _settle(answer: asyncio.Future[Any], header: Header, payload: bytes) -> None:

@@ -102,6 +102,30 @@ VOICE_OPERATION: dict[str, Any] = {
     "responses": {"200": {"description": "The voice"}, **ERRORS},
 }
 
+TRANSFORM_OPERATION: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["audio"],
+                    "properties": {
+                        "audio": {"type": "string", "format": "binary"},
+                        **{
+                            name: _SPEECH["properties"][name]
+                            for name in ("model", "response_format", "speed")
+                        },
+                        **{name: _SPEECH["properties"][name] for name in ("stream_format", "stream")},
+                        "voice": {"type": "string", "maxLength": 256},
+                    },
+                }
+            }
+        },
+    },
+    "responses": SPEECH_OPERATION["responses"],
+}
+
 CONSENT_OPERATION: dict[str, Any] = {
     "requestBody": {
         "required": True,

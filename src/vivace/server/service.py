@@ -71,6 +71,12 @@ class SpeechService(Protocol):
         """
         ...
 
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> ServiceStream:
+        """Voice conversion: the words of an uploaded recording in ``voice``. Errors come with the first chunk."""
+        ...
+
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:

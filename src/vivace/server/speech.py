@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from vivace.server.speech_call import SpeechCall, parse_speech_call
 from vivace.server.voice_names import find_voice_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Message, Receive, Scope, Send
 
     from vivace.audio.encoders import StreamEncoder
@@ -76,6 +79,9 @@ class SpeechAnswer(Response):
 
     Errors before the first byte have their status. After it plain audio is cut off, so that it cannot pass for
     complete, and events end with ``speech.audio.error``. A client that leaves ends the request.
+
+    Args:
+        open_stream: makes the audio in another way than by speaking ``request``.
     """
 
     def __init__(
@@ -85,10 +91,12 @@ class SpeechAnswer(Response):
         metrics: Metrics,
         call: SpeechCall,
         request: SynthesisRequest,
+        open_stream: Callable[[], ServiceStream] | None = None,
     ) -> None:
         self.background = None
         self._service, self._config, self._metrics = service, config, metrics
-        self._call, self._request = call, request
+        self._call = call
+        self._open_stream = open_stream or partial(service.stream, request)
         self._has_started = False
         self._media_type = "text/event-stream" if call.is_events else MEDIA_TYPES[call.format]
 
@@ -102,7 +110,7 @@ class SpeechAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         playback = Playback(self._metrics, "sse" if self._call.is_events else "http")
-        stream = self._service.stream(self._request)
+        stream = self._open_stream()
         try:
             async with stream:
                 # HTTP/1.0 has no chunks: an answer without a length could be cut off unseen.

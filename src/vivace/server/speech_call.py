@@ -57,13 +57,7 @@ def parse_speech_call(data: bytes, config: ServerConfig) -> SpeechCall:
     fields = Fields(parse_json(data))
     model, text = _name(fields, "model"), _input(fields, config)
     instructions = fields.text("instructions", max_characters=config.instruction_characters)
-    # A null format is refused: what the client meant by it is heard only once it plays.
-    asked = "" if fields.is_null("response_format") else _name(fields, "response_format")
-    stream_format = _name(fields, "stream_format") or "audio"
-    if stream_format not in ("audio", "sse"):
-        raise ServerError(
-            "stream_format must be audio or sse.", code="unsupported_value", param="stream_format"
-        )
+    audio_format, is_events, is_whole = parse_format(fields)
     return SpeechCall(
         request=SynthesisRequest(
             text=text,
@@ -77,10 +71,27 @@ def parse_speech_call(data: bytes, config: ServerConfig) -> SpeechCall:
         voice=_voice(fields),
         prompt_audio=_prompt_audio(fields),
         prompt_text=fields.text("ref_text", max_characters=MAX_PROMPT_TEXT_CHARACTERS) or "",
-        format=check_stream_format("mp3" if asked is None else asked),
-        is_events=stream_format == "sse",
-        is_whole=not fields.flag("stream", default=True),
+        format=audio_format,
+        is_events=is_events,
+        is_whole=is_whole,
     )
+
+
+def parse_format(fields: Fields) -> tuple[StreamFormat, bool, bool]:
+    """How the audio is sent: its format, whether as events, whether in one body.
+
+    Raises:
+        VivaceError: ``unsupported_value``, ``invalid_type``.
+    """
+    # A null format is refused: what the client meant by it is heard only once it plays.
+    asked = "" if fields.is_null("response_format") else _name(fields, "response_format")
+    stream_format = _name(fields, "stream_format") or "audio"
+    if stream_format not in ("audio", "sse"):
+        raise ServerError(
+            "stream_format must be audio or sse.", code="unsupported_value", param="stream_format"
+        )
+    is_whole = not fields.flag("stream", default=True)
+    return check_stream_format("mp3" if asked is None else asked), stream_format == "sse", is_whole
 
 
 def _input(fields: Fields, config: ServerConfig) -> str:

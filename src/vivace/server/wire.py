@@ -4,6 +4,7 @@ A frame is two little-endian uint32 (bytes of the header, bytes of the payload),
 samples as float32, a voice as the content of a voice file, or a recording. Nothing in a frame can run code.
 
 Frames of the server: ``open`` (settings, the first), ``speak`` ``text`` ``text_end`` ``credit`` ``cancel``,
+``transform`` (as ``speak``, with a recording),
 ``voice`` (a voice to keep under a key) ``forget``, ``make_voice``, ``probe``.
 Frames of the engine process: ``ready`` or ``unusable``, ``beat``, ``chunk`` ``end`` ``error``, ``made_voice``,
 ``probed``, ``broken``.

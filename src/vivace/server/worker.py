@@ -55,6 +55,10 @@ class WorkerEngine(Protocol):
 
     def stream(self, request: SynthesisRequest, text: AsyncIterator[str] | None = None) -> ServiceStream: ...
 
+    def transform(
+        self, source: bytes, voice: str | Voice | None = None, *, speed: float = 1.0
+    ) -> ServiceStream: ...
+
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice: ...
@@ -89,8 +93,7 @@ async def open_engine(settings: Header) -> WorkerEngine:
 class _Session:
     """One request: what its consumer allows, and its text as it arrives (None is its end)."""
 
-    def __init__(self, request: SynthesisRequest, credit: int) -> None:
-        self.request = request
+    def __init__(self, credit: int) -> None:
         self.credit = asyncio.Semaphore(credit)
         self.text: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -132,8 +135,8 @@ class Worker:
     def _handle(self, header: Header, payload: bytes) -> None:
         kind = header["kind"]
         session = self._sessions.get(header.get("id", 0))
-        if kind == "speak":
-            self._begin(header)
+        if kind in ("speak", "transform"):
+            self._begin(header, payload)
         elif kind == "make_voice":
             self._start(header["id"], self._make_voice(header, payload))
         elif kind == "probe":
@@ -154,14 +157,18 @@ class Worker:
             elif kind == "text_end":
                 session.text.put_nowait(None)
 
-    def _begin(self, header: Header) -> None:
+    def _begin(self, header: Header, source: bytes) -> None:
         voice = header["voice"]
         if isinstance(voice, int):
             voice = self._voices[voice]
         self._last_voice = voice
-        session = _Session(request_of(header["request"], voice), header["credit"])
-        self._sessions[header["id"]] = session
-        self._start(header["id"], self._speak(header["id"], session, is_streamed=header["is_streamed"]))
+        request = request_of(header["request"], voice)
+        session = self._sessions[header["id"]] = _Session(header["credit"])
+        if header["kind"] == "transform":
+            stream = self._engine.transform(source, voice, speed=request.speed)
+        else:
+            stream = self._engine.stream(request, session.pieces() if header["is_streamed"] else None)
+        self._start(header["id"], self._speak(header["id"], session, stream))
 
     def _start(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -174,9 +181,8 @@ class Worker:
         task = self._tasks[request_id] = asyncio.create_task(work)
         task.add_done_callback(ended)
 
-    async def _speak(self, request_id: int, session: _Session, *, is_streamed: bool) -> None:
-        text = session.pieces() if is_streamed else None
-        async with self._engine.stream(session.request, text) as stream:
+    async def _speak(self, request_id: int, session: _Session, opened: ServiceStream) -> None:
+        async with opened as stream:
             is_last, num_told, num_skipped = False, 0, 0
             while True:
                 if not is_last:  # after the last chunk comes only the end
