@@ -108,6 +108,26 @@ def test_a_forked_cache_continues_on_its_own(lm):
 
 
 @torch.inference_mode()
+def test_a_float16_models_stream_is_float32():
+    """Its sums may be larger than any float16."""
+    torch.manual_seed(3)
+    model = SpeechLM(SpeechLMConfig(64, 64, 3, 1, 1, 64, 8, 8)).eval()
+    for layer in model.layers:
+        layer.mlp.down_proj.weight.mul_(3e4)
+    half = SpeechLM(model.config).eval()
+    half.load_state_dict(model.state_dict())
+    half.half()
+    stream = []
+    half.norm.register_forward_pre_hook(lambda _, inputs: stream.append(inputs[0]))
+    embeds = torch.randn(1, 40, 64).clamp(-3, 3) * 2e4
+    whole, got = model(embeds), half(embeds.half())
+    assert stream[0].abs().max() > torch.finfo(torch.float16).max
+    assert got.dtype == torch.float16
+    error = (whole - got.float()).square().mean() / whole.square().mean()
+    assert error < 1e-4
+
+
+@torch.inference_mode()
 def test_bf16_model_tells_far_neighbouring_positions_apart():
     """Angles are float32 even in a bf16 model, where 513 and 514 are the same number."""
     torch.manual_seed(2)

@@ -20,5 +20,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., size]`` to the same shape and dtype."""
+        """``[..., size]`` to the same shape and dtype; a float32 stream of a float16 model to float16."""
+        if self.weight.dtype == torch.float16 and x.dtype == torch.float32:
+            normed = nn.functional.rms_norm(x, self.weight.shape, self.weight.float(), self.eps)
+            return normed.to(torch.float16)
         return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from vivace.config import SpeechLMConfig
@@ -137,6 +138,8 @@ class SpeechLM(nn.Module):
         if cache is not None:
             cache.reserve(length)
         x = self.dropout(embeds)
+        if x.dtype == torch.float16:  # the stream outgrows it; what enters and leaves a layer does not
+            x = x.float()
         for index, layer in enumerate(self.layers):
             x = layer(x, rotary, mask, cache, index)
         if cache is not None:
