@@ -112,6 +112,19 @@ def test_a_rung_that_fails_does_not_end_the_run(random_model_folder, monkeypatch
     assert [(row["reason"], row["rtf"]) for row in found["rows"]] == [("out of luck", None)]
 
 
+def test_a_rung_that_hangs_is_a_row_with_a_reason(random_model_folder, monkeypatch):
+    def hang(*_):
+        try:
+            threading.Event().wait(20)
+        except TimeoutError as error:
+            raise ValueError("dressed up") from error
+
+    monkeypatch.setattr(ladder.Measurer, "measure", hang)
+    monkeypatch.setitem(ladder.LONGEST_S, "cpu", 0.05)
+    found = ladder.run(str(random_model_folder), tokens=(40,), rungs=("reference",))
+    assert [row["reason"] for row in found["rows"]] == ["took more than 0.05 s"]
+
+
 def test_a_lone_first_change_is_the_first_rung_and_measured_once(random_model_folder, monkeypatch):
     measured = []
 
@@ -370,6 +383,13 @@ def test_loop_draws_from_the_nucleus_and_breaks_repetition():
     alone = torch.tensor([0.0, 50.0, 0.0])
     assert draw_in_loop(alone.clone(), [], rule, generator) == 1
     assert draw_in_loop(alone.clone(), [1], rule, generator) in (0, 2)
+
+
+def test_loop_looks_at_the_candidates_only(monkeypatch):
+    """As the reference; a whole vocabulary in pieces costs more than the draw."""
+    monkeypatch.setattr(torch.Tensor, "__iter__", None)
+    scores = torch.tensor([0.0, 5.0, 9.0])
+    assert draw_in_loop(scores, [], SamplingConfig(0.8, 25, 10, 0.1), torch.Generator()) == 2
 
 
 @pytest.mark.parametrize("sampling", ["vectorised", "device"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,3 +132,15 @@ def test_divergence_of_unlike_scores():
     found = divergence(scores, scores.flip(1))
     assert found["argmax_agreement"] == 0.0
     assert found["kl_mean"] > 0.4
+
+
+def test_what_is_called_compiled_is_compiled_or_an_error(monkeypatch):
+    """PyTorch gives up after a few shapes and goes on uncompiled unless it is told not to."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    lm = random_lm(replace(tiny_config().lm, num_layers=1), "cpu", torch.float32)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
+        StaticSteps(lm, 1, 4, 2, is_compiled=True).run()
+        with pytest.raises(Exception, match="fullgraph=True"):
+            StaticSteps(lm, 2, 4, 2, is_compiled=True).run()
+    torch.compiler.reset()

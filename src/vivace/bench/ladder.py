@@ -7,6 +7,7 @@ rungs are kept there, so that a second run goes on where one ended.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +26,11 @@ from vivace.bench.ladder_rungs import RUNGS, Plan, Switches, plan_ladder
 from vivace.bench.ladder_setup import TOKENS, Setup, check_tokens, open_setup
 from vivace.bench.ladder_store import FIGURES, Store
 from vivace.bench.limits import Floors, count_work, describe, formats, vocoder_format
+from vivace.bench.llm import limited
 from vivace.errors import InvalidRequestError
+
+LONGEST_S = {"cuda": 600.0, "cpu": 7200.0}
+"""Of one rung, by kind of device, compiling included: what takes longer never ends."""
 
 Progress = Callable[[str, int, int], None]
 """Called before each measurement: its title, how many are done, how many there are."""
@@ -197,12 +202,17 @@ class _Measuring:
 
     def __call__(self, plan: Plan) -> dict[str, Any]:
         """The rung's figures, or the reason why there are none."""
+        longest_s = LONGEST_S[self._setup.device.type]
+        alarm = threading.Event()
         try:
             if self._measurer is None:
                 self._measurer = Measurer(self._setup, self._runs, self._judge)
-            return {"reason": None} | asdict(self._measurer.measure(plan))
+            with limited(longest_s) as alarm:
+                return {"reason": None} | asdict(self._measurer.measure(plan))
         except Exception as error:  # whatever a back end raises: the other rungs still count
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if alarm.is_set():  # compilers dress up what is raised inside them
+                reason = f"took more than {longest_s:g} s"
             return {"reason": reason} | dict.fromkeys(FIGURES)
         finally:
             gc.collect()

@@ -173,12 +173,14 @@ def draw_in_loop(scores: Tensor, history: list[int], rule: SamplingConfig, gener
     kept_probs: list[Tensor] = []
     kept_ids: list[Tensor] = []
     total: Tensor | float = 0.0
-    for prob, token in zip(probs, ids, strict=True):
+    for index in range(
+        len(ids)
+    ):  # over the tensor itself it would cut all of the vocabulary into pieces first
         if not (total < rule.top_p and len(kept_ids) < rule.top_k):
             break
-        total = total + prob
-        kept_probs.append(prob)
-        kept_ids.append(token)
+        total = total + probs[index]
+        kept_probs.append(probs[index])
+        kept_ids.append(ids[index])
     weights, candidates = torch.tensor(kept_probs).to(scores), torch.tensor(kept_ids).to(ids.device)
     drawn = int(candidates[weights.multinomial(1, replacement=True, generator=generator)])
     recent = torch.tensor(history[-rule.win_size :], dtype=torch.int64).to(scores.device)

@@ -202,6 +202,7 @@ class Stages:
         if self.device.type == "cuda":
             self.lm_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self.vocoder_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(self.device)  # copies of the weights are made on another stream
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Work of the body goes to ``stream``, where the device has any."""

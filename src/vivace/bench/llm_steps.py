@@ -60,6 +60,7 @@ def open_steps(choice: str, lm: SpeechLM, batch: int, context: int, steps: int) 
     if not on_cuda:
         return "needs a CUDA device"
     if choice == "compile":
+        torch.compiler.reset()  # it takes a few shapes of one piece of code only
         return StaticSteps(lm, batch, context, steps, is_compiled=True)
     if choice == "graph":
         return GraphSteps(StaticSteps(lm, batch, context, steps))
@@ -140,7 +141,9 @@ class StaticSteps:
         self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)
         self._at = torch.full((1,), context, device=weight.device)
         self._ages = torch.arange(capacity, device=weight.device)
-        self._run_layer = torch.compile(self._layer, dynamic=False) if is_compiled else self._layer
+        # Whole or an error: where PyTorch gives up it would run, and be measured, uncompiled.
+        compiled = torch.compile(self._layer, dynamic=False, fullgraph=True) if is_compiled else None
+        self._run_layer = compiled or self._layer
 
     @property
     def device(self) -> torch.device:

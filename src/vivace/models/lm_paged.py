@@ -246,10 +246,10 @@ class PagedLM:
 
         Runs what a launch of ``bucket`` rows runs, the others empty.
         """
-        slots = torch.full((bucket,), -1, dtype=torch.int32, device=self.device)
-        slots[0] = slot
         rows = []
         with self._on_stream():
+            slots = torch.full((bucket,), -1, dtype=torch.int32, device=self.device)
+            slots[0] = slot
             self.state.stop[slot], self.state.remaining[slot] = 0, 1
             for token in tokens:
                 self.state.token[slot] = token
