@@ -77,7 +77,9 @@ class CompilePool:
         stop: int | None = None,
     ) -> None:
         torch = sys.modules.get("torch")
-        assert torch is None or not torch.cuda.is_initialized(), "a process with a CUDA context must not be forked"
+        assert torch is None or not torch.cuda.is_initialized(), (
+            "a process with a CUDA context must not be forked"
+        )
         self._workers, self._describe, self._done = workers, describe, done
         self._timeout_s, self._stop = timeout_s, stop
         self._waiting: deque[Compiles] = deque()

@@ -322,7 +322,9 @@ class PersistentKernel:
             raise ValueError(problem)
         self._shared, gpu = shared_bytes(shape, tuning, self._grid), gpu_of(device)
         if gpu is not None and self._shared > gpu.block_bytes:
-            raise ValueError(f"a block needs {self._shared} bytes of shared memory, here are {gpu.block_bytes}")
+            raise ValueError(
+                f"a block needs {self._shared} bytes of shared memory, here are {gpu.block_bytes}"
+            )
         self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
         self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)

@@ -74,7 +74,9 @@ def choose_kernels(config: FlowConfig, dtype: torch.dtype, device: torch.device)
     if not kernels_run_on(dtype, device):
         return dit_reference
     if config.dit.dim < _LEAST_PRODUCT * POSITION_GROUPS:
-        _log.warning("the model is too narrow for the flow's kernels: it takes the plain way, which is slower")
+        _log.warning(
+            "the model is too narrow for the flow's kernels: it takes the plain way, which is slower"
+        )
         return dit_reference
     from vivace.kernels import dit, dit_hopper
 
