@@ -52,6 +52,33 @@ def test_importing_loads_no_tensor_library(module):
     assert done.stdout.strip() == "[]"
 
 
+LOOKS = (
+    ("--help",),
+    ("--version",),
+    ("say", "Hi.", "--loud"),
+    ("voice", "list"),
+    ("voice", "remove", "nobody"),
+)
+
+
+@pytest.mark.parametrize("action", ["import vivace.server.run", *(f"run({words})" for words in LOOKS)])
+def test_what_runs_no_model_loads_no_tensor_library(action, tmp_path, monkeypatch):
+    """A look at the voices comes at once, and the server's own process stays small."""
+    monkeypatch.setenv("VIVACE_VOICES", str(tmp_path))
+    code = f"""
+import contextlib, io, sys
+def run(words):
+    from vivace import cli
+    sys.argv = ["vivace", *words]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:
+        cli.main()
+    assert words != ("voice", "list") or "heart" in printed.getvalue()
+{action}
+print(sorted({{"torch", "onnxruntime"}} & set(sys.modules)))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("request_", ["Hello.", None, {"text": "Hello."}])
 def test_a_text_in_place_of_a_request_is_an_error_with_advice(request_):
     with pytest.raises(vivace.InvalidRequestError, match=r"SynthesisRequest\(text\)") as caught:

@@ -26,8 +26,9 @@ from vivace.bench.serving_load import Load
 from vivace.bench.serving_player import Window
 from vivace.bench.single import Bench
 from vivace.datatypes import SamplingParams
-from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
+from vivace.engine.async_engine import AsyncEngine
 from vivace.engine.request import SynthesisRequest
+from vivace.engine.routing import MANY_STREAMS
 from vivace.errors import InvalidRequestError
 from vivace.voice import Voice
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import importlib.util
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
@@ -34,6 +36,10 @@ RANK_PACKAGES = (
 )
 """Installed packages that ship them, and where."""
 
+LMVariant: TypeAlias = Literal["base", "rl"]
+"""Language models of an official folder: ``llm.pt`` or ``llm.rl.pt``."""
+EMBEDDED = "mini"
+
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -52,6 +58,13 @@ class ModelPaths:
     speaker_encoder: Path | None
     speech_tokenizer: Path | None
     voices: Path | None
+
+
+def model_folder(model: str | Path) -> Path:
+    """Where a model lies: "mini" is the embedded one, anything else a path."""
+    if str(model) == EMBEDDED:
+        return Path(str(importlib.resources.files("vivace"))) / "assets" / EMBEDDED
+    return Path(model)
 
 
 def _shown(folder: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vivace.checkpoint.configuration import load_config
 from vivace.checkpoint.files import (
     NATIVE_WEIGHTS,
     OFFICIAL_YAMLS,
@@ -20,19 +21,18 @@ from vivace.checkpoint.files import (
     SPEECH_TOKENIZERS,
     TOKENIZER_FOLDER,
     VOICES,
+    LMVariant,
     ModelPaths,
     check_file,
-    check_generation,
     find_paths,
     is_native,
     rank_file_name,
 )
 from vivace.checkpoint.loading import build_stage, check_memory, resolve_device, stage_dtype
-from vivace.checkpoint.native import new_folder, read_native_config, read_native_weights, write_native
-from vivace.checkpoint.official import LMVariant, read_official_stage, stage_file
+from vivace.checkpoint.native import new_folder, read_native_weights, write_native
+from vivace.checkpoint.official import read_official_stage, stage_file
 from vivace.checkpoint.shapes import STAGES, Stage, num_parameters
 from vivace.checkpoint.torch_file import check_finite
-from vivace.checkpoint.yaml_config import read_official_config
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
 from vivace.models.int8_stages import check_int8, quantize
@@ -91,13 +91,6 @@ class Model:
     missing: dict[str, str]
     device: torch.device
     dtype: torch.dtype
-
-
-def load_config(folder: str | Path) -> ModelConfig:
-    """The configuration of a model folder of either format. Raises ModelFolderError."""
-    folder = Path(folder)
-    check_generation(folder)
-    return read_native_config(folder) if is_native(folder) else read_official_config(folder)
 
 
 def read_weights(

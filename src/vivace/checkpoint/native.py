@@ -14,58 +14,19 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vivace.checkpoint.config_check import check_config
-from vivace.checkpoint.config_json import from_json, to_json
+from vivace.checkpoint.config_json import to_json
+from vivace.checkpoint.configuration import FORMAT_VERSION
 from vivace.checkpoint.files import NATIVE_JSON, NATIVE_WEIGHTS, check_file
 from vivace.checkpoint.shapes import STAGES, Stage, weight_shapes
 from vivace.checkpoint.torch_file import FLOAT_DTYPES, check_finite
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
-
-FORMAT_VERSION = 1
-_KEYS = frozenset({"format", "format_version", "weights", "dtype", "config", "sources", "files"})
-_MAX_JSON_BYTES = 1024 * 1024
-
-
-def read_native_json(folder: Path) -> dict[str, Any]:
-    """``vivace.json`` with its keys checked. Raises ModelFolderError."""
-    path = folder / NATIVE_JSON
-    check_file(path)
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise ModelFolderError(f"{NATIVE_JSON}: is too large; convert the model again")
-    try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelFolderError(f"{NATIVE_JSON}: is not valid JSON; convert the model again") from error
-    if not isinstance(values, dict) or values.get("format") != "vivace":
-        raise ModelFolderError(f"{NATIVE_JSON}: is not a Vivace model; convert the model again")
-    for key in values:
-        if key not in _KEYS:
-            raise ModelFolderError(
-                f"{NATIVE_JSON}: unknown key '{key[:60]}'; this Vivace is older than the file"
-            )
-    if values.get("format_version") != FORMAT_VERSION:
-        raise ModelFolderError(
-            f"{NATIVE_JSON}: has another format version than {FORMAT_VERSION}; convert the model again with "
-            f"this Vivace"
-        )
-    if values.get("weights") != NATIVE_WEIGHTS:
-        raise ModelFolderError(f"{NATIVE_JSON}: weights must be {NATIVE_WEIGHTS}; convert the model again")
-    return values
-
-
-def read_native_config(folder: Path) -> ModelConfig:
-    """Raises ModelFolderError: see :func:`read_native_json`; also for impossible sizes."""
-    config = from_json(ModelConfig, read_native_json(folder).get("config"), NATIVE_JSON)
-    check_config(config, NATIVE_JSON)
-    return config
 
 
 def read_native_weights(folder: Path, config: ModelConfig) -> dict[Stage, dict[str, Tensor]]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from vivace.checkpoint import names
-from vivace.checkpoint.files import GENERATIONS, OFFICIAL_YAMLS, TOKENIZER_FOLDER
+from vivace.checkpoint.files import GENERATIONS, OFFICIAL_YAMLS, TOKENIZER_FOLDER, LMVariant
 from vivace.checkpoint.shapes import STAGES, Stage, weight_shapes
 from vivace.checkpoint.torch_file import FLOAT_DTYPES, check_finite, check_tensor, read_torch_file
 from vivace.checkpoint.yaml_writer import write_qwen_config, write_yaml
 from vivace.config import FlowConfig, ModelConfig, SpeechLMConfig
 from vivace.errors import ModelFolderError
-
-LMVariant: TypeAlias = Literal["base", "rl"]
 
 _PARTS = ("gain", "direction")
 

@@ -57,8 +57,8 @@ def batch(
 ) -> None:
     """Speak many texts as fast as the device allows; the same command again goes on where it stopped."""
     from vivace.batch import Batch, ResultsFolder, read_jobs
-    from vivace.engine.async_engine import MANY_STREAMS
-    from vivace.engine.loading import model_folder
+    from vivace.checkpoint import model_folder
+    from vivace.engine.routing import MANY_STREAMS
 
     defaults = {"voice": voice, "speed": speed, "seed": seed, "format": audio_format, "consent": consent}
     given = {name: value for name, value in defaults.items() if value is not None}

@@ -88,13 +88,11 @@ def serve(
             home = doors.enter_context(bind(config, wyoming_host, wyoming_port, "--wyoming-port"))
         listen(listener)  # who connects while the libraries load waits for an answer, and is not refused
         # Only now: what is wrong with the address is said before the engine's libraries are loaded.
-        from torch.cuda import device_count
-
         from vivace.server.child import EngineSettings
         from vivace.server.devices import engine_devices
         from vivace.server.run import open_service, run
 
-        places = engine_devices(device, devices, gpus, device_count)
+        places = engine_devices(device, devices, gpus, _count_gpus)
         settings = EngineSettings(
             model,
             device=places[0],
@@ -112,3 +110,9 @@ def serve(
             print_line,
             home,
         )
+
+
+def _count_gpus() -> int:
+    from torch.cuda import device_count
+
+    return device_count()

@@ -35,8 +35,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a model in Vivace's own format: one safetensors file and one JSON, loaded by memory map."""
-    from vivace.checkpoint import convert_folder
-    from vivace.engine.loading import model_folder
+    from vivace.checkpoint import convert_folder, model_folder
 
     summary = convert_folder(
         model_folder(folder), out, dtype=dtype.value, lm_variant=lm.value, tokenizer=tokenizer
@@ -60,10 +59,9 @@ def compile_kernels(
     as_json: AsJson = False,
 ) -> None:
     """Compile a model's kernels ahead, for images: an engine with the same options then finds them. Needs no GPU."""
-    from vivace.checkpoint import load_config
-    from vivace.engine.async_engine import MANY_STREAMS
+    from vivace.checkpoint import load_config, model_folder
     from vivace.engine.compile_ahead import compile_now, engine_kind
-    from vivace.engine.loading import model_folder
+    from vivace.engine.routing import MANY_STREAMS
     from vivace.kernels.gpu import PLANNED, stands_for
 
     config, streams = load_config(model_folder(folder)), max_streams or MANY_STREAMS
@@ -120,8 +118,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine and a model folder can do."""
+    from vivace.checkpoint import model_folder
     from vivace.doctor import examine
-    from vivace.engine.loading import model_folder
 
     report = examine(None if folder is None else model_folder(folder), tokenizer)
     for line in report.lines():

@@ -23,6 +23,7 @@ from vivace.datatypes import SynthesisResult
 from vivace.engine.async_stream import AsyncSpeechStream
 from vivace.engine.engine import Engine
 from vivace.engine.request import SynthesisRequest
+from vivace.engine.routing import MANY_STREAMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from vivace.datatypes import Samples
     from vivace.voice import Voice, VoiceRegistry
 
-
-MANY_STREAMS = 64
-"""Streams of a device that serves many callers, where nobody says how many."""
 
 STALL_S = 60.0
 """How long a paused stream's consumer may take nothing before its request ends with ``consumer_stalled``."""

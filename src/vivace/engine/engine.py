@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vivace.checkpoint import model_folder
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, SynthesisResult
 from vivace.engine.compile_ahead import compile_ahead
 from vivace.engine.device_stages import QUEUE_PER_ROW, DeviceStages
 from vivace.engine.gauges import engine_gauges
 from vivace.engine.intake import Intake
-from vivace.engine.loading import Assets, load_assets, model_folder
+from vivace.engine.loading import Assets, load_assets
 from vivace.engine.loop import EngineLoop
 from vivace.engine.request import SynthesisRequest
 from vivace.engine.results import SpeechStream

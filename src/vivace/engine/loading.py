@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,84 +12,23 @@ import torch
 from vivace.audio.decode import decode_audio
 from vivace.audio.features import resample
 from vivace.audio.pool import FeaturePool
-from vivace.checkpoint import LMVariant, Model, load_config, open_model, read_official_voices
-from vivace.checkpoint.files import ModelPaths, find_paths
-from vivace.config import Limits, ModelConfig
+from vivace.checkpoint import LMVariant, Model, model_folder, open_model
+from vivace.config import Limits
 from vivace.engine.frontend import Frontend
-from vivace.environment import cpu_threads, voices_folder
+from vivace.engine.voices import open_voices
+from vivace.environment import cpu_threads
 from vivace.errors import (
     InvalidAudioError,
     InvalidRequestError,
-    InvalidVoiceError,
     ModelFolderError,
-    VivaceError,
     VoiceNotFoundError,
 )
 from vivace.models.prompt_encoders import SpeakerEncoder, SpeechTokenizer
-from vivace.voice import Voice, VoiceRegistry, from_spk2info, load_voice, make_voice, official_name
+from vivace.voice import Voice, VoiceRegistry, make_voice, official_name
 from vivace.voice.prompt import ENCODER_RATE_HZ
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
-
-EMBEDDED = "mini"
-VOICES_SUBFOLDER = "voices"
-
-_log = logging.getLogger(__name__)
-
-
-def model_folder(model: str | Path) -> Path:
-    """Where a model lies: "mini" is the embedded one, anything else a path."""
-    if str(model) == EMBEDDED:
-        return Path(str(importlib.resources.files("vivace"))) / "assets" / EMBEDDED
-    return Path(model)
-
-
-def open_voices(
-    model: str | Path,
-    folder: Path | None = None,
-    *,
-    frontend: Frontend | None = None,
-    tokenizer: Path | None = None,
-) -> VoiceRegistry:
-    """The voices of a model folder and the stored ones, without loading the model. Raises ModelFolderError.
-
-    Args:
-        frontend: the model's, which reads the prompt texts of official voices; made where needed when None.
-        tokenizer: see ``load_assets``.
-    """
-    path = model_folder(model)
-    config = load_config(path)
-    paths, _ = find_paths(path, config, tokenizer)
-    if frontend is None and paths.voices is not None and paths.tokenizer is not None:
-        frontend = Frontend(paths.tokenizer, path, config, Limits())
-    builtin = _builtin_voices(path, paths, config, frontend)
-    return VoiceRegistry(folder or voices_folder(), builtin, default=config.default_voice, config=config)
-
-
-def _builtin_voices(
-    folder: Path, paths: ModelPaths, config: ModelConfig, frontend: Frontend | None
-) -> dict[str, Voice]:
-    """Voices that come with the model: ``spk2info.pt`` and our own files in ``voices/``."""
-    voices: dict[str, Voice] = {}
-    if paths.voices is not None:
-        decode = None if frontend is None else frontend.decode_prompt
-        stored = read_official_voices(paths.voices, config.flow.spk_embed_dim, config.flow.output_size)
-        for name, entry in stored.items():
-            try:
-                voice = from_spk2info(name, entry, config=config, decode_text=decode)
-            except VivaceError as error:
-                _log.warning("a voice of %s was left out: %s", paths.voices.name, error.message)
-            else:
-                voices[voice.name] = voice
-    for path in sorted((folder / VOICES_SUBFOLDER).glob("*.safetensors")):
-        try:
-            voice = load_voice(path)
-            voice.check_fits(config)
-        except InvalidVoiceError as error:
-            raise ModelFolderError(f"{path}: {error.message}") from error
-        voices[voice.name] = voice
-    return voices
 
 
 class Assets:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+MANY_STREAMS = 64
+"""Streams of a device that serves many callers, where nobody says how many."""
 SLACK_STREAMS = 2
 SLACK_SHARE = 4
 """A voice's own engine is kept while it has no more streams than the least busy one and the larger of two and a

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vivace.engine import open_voices
-from vivace.engine.async_engine import MANY_STREAMS
-from vivace.engine.routing import choose_engine, merge_gauges
+from vivace.engine.routing import MANY_STREAMS, choose_engine, merge_gauges
 from vivace.server.channel import ProcessStream
 from vivace.server.child import COMMAND
 from vivace.server.process import ProcessService, conversion

@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from vivace.audio.watermark import find_watermark
-from vivace.checkpoint import load_config
+from vivace.checkpoint import load_config, model_folder
 from vivace.checkpoint.files import find_paths
-from vivace.checkpoint.model import PRECISIONS
-from vivace.engine import EngineRouter
-from vivace.engine.loading import model_folder
 from vivace.errors import ModelFolderError
 from vivace.server.app import create_app
 from vivace.server.door import BACKLOG, address_of, listen
@@ -114,6 +111,15 @@ async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
         return await Fleet.open(each, model=name)
     if os.name == "posix":
         return await ProcessService.open(settings, model=name)
+    return await _open_in_threads(each, name)
+
+
+async def _open_in_threads(each: Sequence[EngineSettings], name: str) -> SpeechService:
+    """Where there are no processes that could be watched. Loads the tensor library."""
+    from vivace.checkpoint.model import PRECISIONS
+    from vivace.engine import EngineRouter
+
+    settings = each[0]
     engines = await EngineRouter.open(
         settings.model,
         devices=[engine.device for engine in each],
