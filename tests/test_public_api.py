@@ -24,11 +24,38 @@ def test_every_name_imports_and_has_a_docstring(name):
     assert not thing.__doc__.startswith(f"{name}(")
 
 
-@pytest.mark.parametrize("name", ["Engine", "AsyncEngine", "SpeechStream", "VoiceRegistry"])
+@pytest.mark.parametrize("name", ["Engine", "AsyncEngine", "EngineRouter", "SpeechStream", "VoiceRegistry"])
 def test_public_methods_have_docstrings(name):
     for method, thing in vars(getattr(vivace, name)).items():
         if not method.startswith("_") and callable(thing):
             assert thing.__doc__, f"{name}.{method}"
+
+
+OF_STREAMS = {
+    *("submit", "submit_transform", "submit_tokens", "push_text", "finish_text", "pull_all_text", "step"),
+    *("run_forever", "take", "next_chunk", "cancel", "abort", "listen", "use_device", "end_stalled_after"),
+    *("start_trace", "stop_trace"),
+}
+"""What of an engine is for streams, servers and benchmarks."""
+
+
+def public(kind: type) -> dict[str, object]:
+    return {name: thing for name, thing in vars(kind).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("AsyncEngine", {"is_running"}), ("EngineRouter", {"is_running", "choose"})]
+)
+def test_every_engine_has_the_same_methods(name, own):
+    """With the same parameters, but that streamed text comes apart where it is asynchronous."""
+    engine, other = public(vivace.Engine), public(getattr(vivace, name))
+    assert engine.keys() >= OF_STREAMS
+    assert other.keys() - own == engine.keys() - OF_STREAMS
+    for method in other.keys() - own - {"open", "stream"}:
+        if inspect.isfunction(engine[method]):
+            assert [*inspect.signature(other[method]).parameters] == [
+                *inspect.signature(engine[method]).parameters
+            ]
 
 
 def test_waiting_threads_sleep_soon_in_programs_too(monkeypatch):

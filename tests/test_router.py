@@ -184,3 +184,21 @@ def test_a_consumer_that_stalls_for_too_long_is_ended_and_the_others_are_not(mak
         assert router.num_running == 0
 
     in_loop(scenario, make(1, stall_s=0.3, max_pending_chunks=1))
+
+
+def test_given_tokens_and_warm_voices(make, voices, random_model_folder):
+    """As ``Engine`` does it, by any of the engines."""
+    tokens = list(range(30))
+    with quiet_engine(random_model_folder, **OPTIONS) as engine:
+        alone = engine.render_tokens(tokens, voices[0]).collect()
+
+    async def main():
+        async with make() as router:
+            await router.warm_up(voices[0])
+            for rendered in (router.render_tokens, router._engines[0].render_tokens):
+                result = await rendered(tokens, voices[0]).collect()
+                np.testing.assert_array_equal(result.samples, alone.samples)
+            with pytest.raises(InvalidRequestError):
+                await router.render_tokens([], voices[0]).collect()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))

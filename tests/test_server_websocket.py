@@ -47,6 +47,20 @@ def talk(server, scenario, **options):
     return asyncio.run(main())
 
 
+def test_voices_that_cannot_speak_are_not_offered(server):
+    async def scenario(client):
+        return client.ready["voices"]
+
+    broken = server.service.voices.folder / "broken.safetensors"
+    broken.parent.mkdir(exist_ok=True)
+    broken.write_bytes(b"no voice")
+    try:
+        assert "broken" in server.service.voices.names()
+        assert talk(server, scenario) == ["daniel", "emma", "heart"]
+    finally:
+        broken.unlink()
+
+
 def test_one_utterance_after_the_other_on_one_socket(server):
     async def scenario(client):
         assert client.ready == {

@@ -85,6 +85,8 @@ async def speech(client, *, is_stream=False):
 
 
 def test_describe(tmp_path):
+    (tmp_path / "broken.safetensors").write_bytes(b"no voice")  # has a name, and is not offered
+
     async def scenario(door):
         async with door.client() as client:
             await client.write_event(Describe().event())

@@ -484,6 +484,25 @@ def test_a_voice_of_another_model_is_listed_as_unfit(tmp_path):
     assert [entry.name for entry in registry.list()] == ["ours"]
 
 
+def test_usable_names_are_those_that_can_speak_and_cost_no_second_look(tmp_path, monkeypatch):
+    folder = VoiceRegistry(tmp_path)
+    folder.add(voice("ours"))
+    folder.add(replace(voice("theirs"), meta={"generation": 1}))
+    (tmp_path / "broken.safetensors").write_bytes(b"no voice")
+    registry = VoiceRegistry(tmp_path, {"own": voice("own")}, config=CONFIG)
+    looked_at = []
+    look = registry._stored_entry
+    monkeypatch.setattr(registry, "_stored_entry", lambda name: looked_at.append(name) or look(name))
+    assert registry.names() == ["own", "broken", "ours", "theirs"]
+    for _ in range(2):
+        assert registry.usable_names() == ["own", "ours"]
+    assert looked_at == ["broken", "ours", "theirs"]
+    registry.remove("broken")
+    folder.add(voice("broken"))  # another file of the same name
+    assert registry.usable_names() == ["own", "broken", "ours"]
+    assert looked_at[3:] == ["broken"]
+
+
 @pytest.mark.parametrize("kind", ["symlink", "folder", "fifo", "dangling", "name"])
 def test_V10_strange_entries_are_skipped_with_a_warning(kind, tmp_path, caplog):
     folder = tmp_path / "voices"

@@ -24,7 +24,7 @@ from vivace.errors import (
 )
 
 if TYPE_CHECKING:
-    from vivace.engine import AsyncEngine, Engine, SpeechStream, SynthesisRequest
+    from vivace.engine import AsyncEngine, Engine, EngineRouter, SpeechStream, SynthesisRequest
     from vivace.voice import Voice, VoiceRegistry
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "AudioChunk",
     "CancelledRequestError",
     "Engine",
+    "EngineRouter",
     "InvalidAudioError",
     "InvalidRequestError",
     "InvalidTextError",
@@ -56,6 +57,7 @@ __all__ = [
 _LAZY = {
     "AsyncEngine": "vivace.engine",
     "Engine": "vivace.engine",
+    "EngineRouter": "vivace.engine",
     "SpeechStream": "vivace.engine",
     "SynthesisRequest": "vivace.engine",
     "Voice": "vivace.voice",

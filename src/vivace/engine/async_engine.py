@@ -147,6 +147,19 @@ class AsyncEngine:
         """Speaks and returns everything at once."""
         return await self.stream(request).collect()
 
+    def render_tokens(
+        self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
+    ) -> AsyncSpeechStream:
+        """Given speech tokens in a voice, as ``Engine.render_tokens``."""
+        engine = self._engine
+        return AsyncSpeechStream(
+            engine, lambda: engine.submit_tokens(tokens, voice, speed=speed, stream=stream)
+        )
+
+    async def warm_up(self, voice: str | Voice | None = None) -> None:
+        """As ``Engine.warm_up``."""
+        await asyncio.to_thread(self._engine.warm_up, voice)
+
     async def make_voice(
         self, prompt_audio: AudioSource, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:

@@ -108,6 +108,18 @@ class EngineRouter:
         made = self._engines[index].transform(source, voice, speed=speed, stream=stream)
         return self._keep(index, made)
 
+    def render_tokens(
+        self, tokens: list[int], voice: Voice, *, speed: float = 1.0, stream: bool = True
+    ) -> AsyncSpeechStream:
+        """As ``AsyncEngine.render_tokens``."""
+        index = self.choose(voice)
+        made = self._engines[index].render_tokens(tokens, voice, speed=speed, stream=stream)
+        return self._keep(index, made)
+
+    async def warm_up(self, voice: str | Voice | None = None) -> None:
+        """As ``Engine.warm_up``, on every engine."""
+        await asyncio.gather(*(engine.warm_up(voice) for engine in self._engines))
+
     async def synthesize(self, request: SynthesisRequest) -> SynthesisResult:
         """Speaks and returns everything at once."""
         return await self.stream(request).collect()

@@ -63,7 +63,7 @@ class Session:
         return {
             "type": "session.ready",
             "model": self._service.model,
-            "voices": await asyncio.to_thread(self._service.voices.names),
+            "voices": await asyncio.to_thread(self._service.voices.usable_names),
             "sample_rate": self._service.sample_rate_hz,
         }
 

@@ -211,7 +211,7 @@ class WyomingSession:
         about = {"attribution": _ATTRIBUTION, "installed": True, "version": __version__}
         voices = [
             {"name": name, "description": name, "languages": list(languages), **about}
-            for name in self._service.voices.names()
+            for name in self._service.voices.usable_names()
         ]
         program = {
             "name": "vivace",

@@ -99,6 +99,8 @@ class VoiceRegistry:
         self._max_voices = max_voices
         self._cache: dict[str, tuple[tuple[int, ...], Voice]] = {}
         self._lock = threading.Lock()
+        self._usable: dict[str, tuple[tuple[int, ...], bool]] = {}
+        self._usable_lock = threading.Lock()
         self._remove_stale_files()
         self._stored_names(warn=True)
 
@@ -116,6 +118,23 @@ class VoiceRegistry:
     def names(self) -> list[str]:
         """Names of all voices, built-in ones first, each kind in order; reads the folder, but no file."""
         return [*self.builtin_names, *sorted(self._stored_names())]
+
+    def usable_names(self) -> list[str]:
+        """As ``names``, without the voices that cannot speak (``VoiceEntry.can_speak``).
+
+        Reads the files that are new or have changed since it was called last.
+        """
+        with self._usable_lock:
+            usable = {}
+            for name in sorted(self._stored_names()):
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    state = identity(os.lstat(self._path(name)))
+                    known = self._usable.get(name)
+                    if known is None or known[0] != state:
+                        known = state, self._can_speak(name)
+                    usable[name] = known
+            self._usable = usable
+            return [*self.builtin_names, *(name for name, (_, can_speak) in usable.items() if can_speak)]
 
     def get(self, name: str) -> Voice:
         """The voice of that name; the same object as long as its file does not change.
@@ -200,6 +219,12 @@ class VoiceRegistry:
             except VivaceError as error:
                 entries.append(VoiceEntry(name, "broken", problem=error.message))
         return entries
+
+    def _can_speak(self, name: str) -> bool:
+        try:
+            return self._stored_entry(name).can_speak
+        except VivaceError:
+            return False
 
     def _stored_entry(self, name: str) -> VoiceEntry:
         voice = self.get(name)
