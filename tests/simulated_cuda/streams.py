@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 running = []
@@ -43,7 +44,7 @@ class Stream:
             work = self.queue.popleft()
             self.done += 1
             if self.simulator.computes:
-                with _disable_current_modes():
+                with _disable_current_modes(), torch.inference_mode():
                     work()
 
     def wait_event(self, event):
@@ -140,11 +141,9 @@ class CUDAGraph:
     def replay(self):
         simulator = running[-1]
         assert self.works, "the graph is empty"
-        if simulator.device != self.device.index:
-            raise DeviceMixError(f"a graph of {self.device} is replayed on cuda:{simulator.device}")
         simulator.forbid("a graph is replayed")
         works = list(self.works)
-        simulator.current_stream().add(lambda: [work() for work in works])
+        simulator.current_stream(self.device).add(lambda: [work() for work in works])
 
     def pool(self):
         return self.memory

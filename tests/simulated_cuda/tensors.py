@@ -6,6 +6,7 @@ import weakref
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from tests.simulated_cuda.streams import running
 
@@ -155,11 +156,15 @@ class IndexedDevices(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], DeviceTensor):
             return self.tensor(func, *args, **kwargs)
         if func is torch.Tensor.to:
+            if isinstance(args[1], DeviceTensor):
+                args = args[0], args[1].device, args[1].dtype
             args = [self.indexed(a) for a in args]
         return func(*args, **kwargs)
 
     def tensor(self, func, values, device=None, pin_memory=False, **kwargs):
         """A new one of numbers that the host has."""
+        if isinstance(values, list):
+            values = tree_map(lambda v: v.item() if isinstance(v, DeviceTensor) else v, values)
         made = func(values, **kwargs)
         if device is not None and torch.device(device).type == "cuda":
             return self.simulator.to(made, device=device)
