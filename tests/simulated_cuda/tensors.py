@@ -156,7 +156,7 @@ class IndexedDevices(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], DeviceTensor):
             return self.tensor(func, *args, **kwargs)
         if func is torch.Tensor.to:
-            if isinstance(args[1], DeviceTensor):
+            if len(args) > 1 and isinstance(args[1], DeviceTensor):
                 args = args[0], args[1].device, args[1].dtype
             args = [self.indexed(a) for a in args]
         return func(*args, **kwargs)
