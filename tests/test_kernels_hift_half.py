@@ -139,10 +139,12 @@ def test_streams_are_as_near_to_float32_as_with_tf32(use_kernels: bool) -> None:
     mel = random_mel(9, seed=2).to(DEVICE)
     with torch.inference_mode():
         exact = make_model(SMALL).to(DEVICE)(mel[None], noise=CounterNoise(6))[0].cpu().numpy()
+    is_interpreted = use_kernels and DEVICE == "cpu"  # which takes its time
+    all_cuts = ((1, 6),) if is_interpreted else ((4,), (1, 6))
     errors = []
     for precision in ("half", "tf32"):
         vocoder = make_vocoder("small", precision, use_kernels=use_kernels)
-        parts = [in_pieces(vocoder, mel, cuts) for cuts in ((4,), (1, 6))]
+        parts = [in_pieces(vocoder, mel, cuts) for cuts in all_cuts]
         errors.append(max(np.abs(part - exact).max() for part in parts) / np.abs(exact).max())
     half, tf32 = errors
     assert 0 < half < 2 * tf32
