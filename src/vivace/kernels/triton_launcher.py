@@ -1,4 +1,7 @@
-"""The modules in C through which Triton launches kernels: one for each list of argument types."""
+"""The modules in C through which Triton launches kernels: one for each list of argument types.
+
+How Triton makes them is its own affair and may change: only compiling ahead depends on it, which can be done without.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import triton
-from triton.backends.nvidia import driver
-from triton.runtime.build import platform_key
 
 from vivace.kernels.triton_cache import kept_in
 
@@ -18,6 +19,8 @@ from vivace.kernels.triton_cache import kept_in
 def has_driver() -> bool:
     """Whether there is a CUDA driver, which the modules are linked with."""
     try:
+        from triton.backends.nvidia import driver
+
         return bool(driver.library_dirs())
     except Exception:  # Triton asserts, or a tool of the system is missing
         return False
@@ -34,11 +37,16 @@ def why_no_launches() -> str | None:
 
 def build(compiled: Any) -> None:
     """Builds the module of a compiled kernel into Triton's cache, or finds it there."""
+    from triton.backends.nvidia import driver
+
     driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def kept(compiled: Any) -> list[str]:
     """The file that ``build`` leaves."""
+    from triton.backends.nvidia import driver
+    from triton.runtime.build import platform_key
+
     source = driver.make_launcher(
         dict(compiled.src.constants),
         dict(compiled.src.signature),
