@@ -9,13 +9,16 @@ from typer.testing import CliRunner
 import vivace.server.run
 from tests.helpers import noise_voice
 from vivace import Engine, InvalidRequestError, OverloadedError, SamplingParams, SynthesisRequest
+from vivace.checkpoint.loading import default_dtype
 from vivace.cli import app
+from vivace.cli.options import Precision
 from vivace.engine import async_engine
 from vivace.engine import engine as engine_module
 from vivace.engine.async_engine import MANY_STREAMS, AsyncEngine
 from vivace.engine.device_stages import QUEUE_PER_ROW
 from vivace.engine.engine import MOST_STREAMS
 from vivace.errors import ServeError
+from vivace.kernels.gpu import PLANNED, Gpu, stands_for
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_streams_of_a_device(monkeypatch, random_model_folder, tmp_path, opened,
     )
     monkeypatch.setattr(engine_module.DeviceStages, "open", open_stages)
     monkeypatch.setattr(async_engine, "resolve_device", torch.device)  # as a machine with GPUs answers
-    options = {"device": device, "voices_folder": tmp_path, "warm_up": False}
+    options = {"device": device, "dtype": torch.float32, "voices_folder": tmp_path, "warm_up": False}
     if opened is Engine:
         Engine.open(random_model_folder, max_streams=given, deterministic=True, **options).close()
     else:
@@ -156,3 +159,19 @@ def test_bench_serving_measures_the_deterministic_mode(monkeypatch, random_model
     assert isinstance(CliRunner().invoke(app, arguments).exception, Opened)
     assert isinstance(CliRunner().invoke(app, arguments[:-1]).exception, Opened)
     assert opened == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float16)]
+)
+def test_number_format_of_a_gpu(capability, dtype):
+    with stands_for(Gpu(capability)):
+        assert default_dtype(PLANNED) is dtype
+
+
+def test_number_format_of_a_cpu(random_model_folder, tmp_path):
+    """The plain way, whose tokens are the reference's; also where the command names ``auto``."""
+    assert Precision.auto.on("cpu") is torch.float32
+    assert Precision.bfloat16.on("cpu") is torch.bfloat16
+    with Engine.open(random_model_folder, voices_folder=tmp_path, warm_up=False) as engine:
+        assert engine._assets.model.dtype is torch.float32

@@ -13,7 +13,7 @@ from vivace.checkpoint.shapes import STAGES, Stage, num_parameters
 from vivace.checkpoint.torch_file import check_finite
 from vivace.config import ModelConfig
 from vivace.errors import ModelFolderError
-from vivace.kernels.gpu import PLANNED
+from vivace.kernels.gpu import PLANNED, gpu_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,6 +37,15 @@ class _SkipInitialisation(TorchFunctionMode):
 def stage_dtype(stage: Stage, dtype: torch.dtype) -> torch.dtype:
     """The vocoder stays in float32: its phase is a running sum of F0, which half precision would detune."""
     return torch.float32 if stage == "vocoder" else dtype
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """What a device computes fast without loss to the ear: float32 on a CPU; on a GPU bfloat16, and float16 where it
+    has no units for that (before compute capability 8.0)."""
+    gpu = gpu_of(device)
+    if gpu is None:
+        return torch.float32
+    return torch.bfloat16 if gpu.capability >= (8, 0) else torch.float16
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -43,8 +43,8 @@ M = TypeVar("M", bound=nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What files may hold."""
 
-PRECISIONS = {**DTYPES, "int8": torch.int8}
-"""What an engine may run in."""
+PRECISIONS: dict[str, torch.dtype | None] = {"auto": None, **DTYPES, "int8": torch.int8}
+"""What an engine may run in; None is what suits the device (``loading.default_dtype``)."""
 
 # Copied beside converted weights, by name: whatever else lies in a folder stays there.
 _TOKENIZER_FILES = (

@@ -48,7 +48,7 @@ def batch(
     ] = "wav",
     consent: Consent = False,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
     lm: Variant = Lm.base,
     tokenizer: Tokenizer = None,
     max_streams: MaxStreams = None,

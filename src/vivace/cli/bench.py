@@ -36,12 +36,12 @@ def bench_streaming(
     seconds: Annotated[int, typer.Option(help="Length of the utterance.")] = 22,
     runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """Cost of the n-th second of audio: flat means that nothing is computed twice."""
     from vivace.bench.streaming import run
 
-    document = run(model, seconds=seconds, runs=runs, device=device, dtype=dtype.to_torch())
+    document = run(model, seconds=seconds, runs=runs, device=device, dtype=dtype.on(device))
     for row in document["seconds"]:
         print_line(
             f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
@@ -56,7 +56,7 @@ def bench_single(
     requests: Annotated[int, typer.Option(help="Utterances per run.")] = 10,
     runs: Annotated[int, typer.Option(help="Repetitions.")] = 3,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
     timeline: Annotated[
         Path | None, typer.Option(help="Write a picture of one utterance's stages here (SVG).")
     ] = None,
@@ -71,7 +71,7 @@ def bench_single(
         requests=requests,
         runs=runs,
         device=device,
-        dtype=dtype.to_torch(),
+        dtype=dtype.on(device),
         timeline=timeline,
         long_seconds=long_seconds,
     )
@@ -90,7 +90,7 @@ def bench_llm(
     runs: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 3,
     choices: Annotated[str, typer.Option(help="Ways to compare, separated by commas; empty: all.")] = "",
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """Tokens per second of the speech LM, for each way to run it, with the floor beside it."""
     from vivace.bench.llm import parse_batches, run
@@ -99,7 +99,7 @@ def bench_llm(
     document = run(
         model,
         device=device,
-        dtype=dtype.to_torch(),
+        dtype=dtype.on(device),
         batches=parse_batches(batch),
         context=context,
         runs=runs,
@@ -181,7 +181,7 @@ def bench_serving(
     plot: Annotated[Path | None, typer.Option(help="Write a picture here (SVG).")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="With others' published figures in it.")] = False,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """Many listeners at once: first audio, underruns, audio seconds per second, by how many there are."""
     from vivace.bench.serving import Settings, run
@@ -206,7 +206,7 @@ def bench_serving(
     document = run(
         model,
         device=device,
-        dtype=dtype.to_torch(),
+        dtype=dtype.on(device),
         settings=settings,
         progress=lambda point: print_line(line_of(point)),
     )
@@ -235,7 +235,7 @@ def bench_throughput(
         Path | None, typer.Option(help="Write sentences per second by batch here (SVG).")
     ] = None,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """Sentences per second, latency and waiting by how many are spoken side by side."""
     from vivace.bench.llm import parse_batches
@@ -245,7 +245,7 @@ def bench_throughput(
     document = run(
         model,
         device=device,
-        dtype=dtype.to_torch(),
+        dtype=dtype.on(device),
         seconds=seconds,
         batches=parse_batches(batch),
         requests=requests,
@@ -268,7 +268,7 @@ def bench_profile(
     batch: Annotated[int, typer.Option(help="Requests side by side under load.")] = 4,
     requests: Annotated[int, typer.Option(help="Requests of each client under load.")] = 2,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """Where a request's time goes, as a picture and a Chrome trace; how busy the machine is under load."""
     from vivace.bench.profile import run
@@ -277,7 +277,7 @@ def bench_profile(
         model,
         out=out,
         device=device,
-        dtype=dtype.to_torch(),
+        dtype=dtype.on(device),
         seconds=seconds,
         batch=batch,
         requests=requests,
@@ -302,13 +302,13 @@ def limits(
         bool, typer.Option("--measure", help="Also the engine, in percent of the floor.")
     ] = False,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
 ) -> None:
     """What this machine allows at best with a model: floors of every stage, first audio, throughput."""
     from vivace.bench.limits import run
     from vivace.bench.limits_table import print_limits
 
-    document = run(model, device=device, dtype=dtype.to_torch(), measure=measure)
+    document = run(model, device=device, dtype=dtype.on(device), measure=measure)
     print_limits(document)
     print_json(document)
 

@@ -22,16 +22,31 @@ if TYPE_CHECKING:
 class Precision(StrEnum):
     """Number formats of the weights; int8 for CosyVoice 3 on a CPU."""
 
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
     int8 = "int8"
 
-    def to_torch(self) -> torch.dtype:
+    def to_torch(self) -> torch.dtype | None:
         """As the engine takes it."""
         from vivace.checkpoint.model import PRECISIONS
 
         return PRECISIONS[self.value]
+
+    def on(self, device: str) -> torch.dtype:
+        """The one that a device gets. Raises ModelFolderError for a device that is not there."""
+        from vivace.checkpoint.loading import default_dtype, resolve_device
+
+        return self.to_torch() or default_dtype(resolve_device(device))
+
+
+class Stored(StrEnum):
+    """Number formats that a converted folder may have."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class Lm(StrEnum):
@@ -46,7 +61,12 @@ BenchModel = Annotated[
     str, typer.Option("--model", "-m", help="Model folder, 'mini', or 'random' (full size, random weights).")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")]
-Dtype = Annotated[Precision, typer.Option(help="Of speech LM and flow.")]
+Dtype = Annotated[
+    Precision,
+    typer.Option(
+        help="Of speech LM and flow. auto: float32 on a CPU; on a GPU bfloat16, float16 on older ones."
+    ),
+]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
@@ -89,7 +109,7 @@ StreamedFormat = Annotated[
 def open_engine(
     model: str,
     device: str,
-    dtype: Precision = Precision.float32,
+    dtype: Precision = Precision.auto,
     lm: Lm = Lm.base,
     *,
     warm_up: bool = True,

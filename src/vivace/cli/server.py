@@ -27,7 +27,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
     device: Device = "cpu",
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
     lm: Variant = Lm.base,
     tokenizer: Tokenizer = None,
     devices: Annotated[

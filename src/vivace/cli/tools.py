@@ -15,6 +15,7 @@ from vivace.cli.options import (
     Lm,
     MaxStreams,
     Precision,
+    Stored,
     Tokenizer,
     Variant,
     print_json,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def convert(
     folder: Annotated[str, typer.Argument(help="Official model folder, or 'mini' for the embedded model.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    dtype: Dtype = Precision.float32,
+    dtype: Annotated[Stored, typer.Option(help="Of speech LM and flow.")] = Stored.float32,
     lm: Variant = Lm.base,
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
@@ -53,20 +54,22 @@ def compile_kernels(
             help="Compute capability and multiprocessors, such as 9.0:132 (H200); by default this machine's."
         ),
     ] = None,
-    dtype: Dtype = Precision.float32,
+    dtype: Dtype = Precision.auto,
     max_streams: MaxStreams = None,
     deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model's kernels ahead, for images: an engine with the same options then finds them. Needs no GPU."""
     from vivace.checkpoint import load_config, model_folder
+    from vivace.checkpoint.loading import default_dtype
     from vivace.engine.compile_ahead import compile_now, engine_kind
     from vivace.engine.routing import MANY_STREAMS
     from vivace.kernels.gpu import PLANNED, stands_for
 
     config, streams = load_config(model_folder(folder)), max_streams or MANY_STREAMS
     with stands_for(_gpu(gpu)):
-        kind = engine_kind(config, PLANNED, dtype.to_torch(), streams, deterministic=deterministic)
+        own = dtype.to_torch() or default_dtype(PLANNED)
+        kind = engine_kind(config, PLANNED, own, streams, deterministic=deterministic)
     if kind is None:
         print_line("such an engine takes the plain way: there is nothing to compile")
         return

@@ -59,7 +59,7 @@ class AsyncEngine:
         model: str | Path = "mini",
         *,
         device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         lm_variant: LMVariant = "base",
         voices_folder: Path | None = None,
         limits: Limits | None = None,

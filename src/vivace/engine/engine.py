@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vivace.checkpoint import model_folder
+from vivace.checkpoint.loading import default_dtype, resolve_device
 from vivace.config import Limits
 from vivace.datatypes import AudioChunk, SynthesisResult
 from vivace.engine.compile_ahead import compile_ahead
@@ -103,7 +104,7 @@ class Engine:
         model: str | Path = "mini",
         *,
         device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         lm_variant: LMVariant = "base",
         voices_folder: Path | None = None,
         limits: Limits | None = None,
@@ -117,7 +118,8 @@ class Engine:
 
         Args:
             model: folder, or "mini" for the embedded model.
-            dtype: of speech LM and flow. The vocoder keeps its own: float32, with products of halves on a GPU
+            dtype: of speech LM and flow; None takes ``default_dtype``: float32 on a CPU, bfloat16 on a GPU, or float16
+                before compute capability 8.0. The vocoder keeps its own: float32, with products of halves on a GPU
                 (``DeviceVocoder``). int8: CosyVoice 3 on a CPU.
             lm_variant: "rl" takes ``llm.rl.pt`` of an official folder in place of ``llm.pt``.
             voices_folder: where stored voices live; None takes the user's folder.
@@ -136,6 +138,8 @@ class Engine:
             InvalidRequestError: ``max_streams`` or ``host_memory_gb`` is out of range.
         """
         streams = max_streams or FEW_STREAMS
+        if dtype is None:
+            dtype = default_dtype(resolve_device(device))
         with compile_ahead(model_folder(model), device, dtype, streams, deterministic=deterministic) as wait:
             assets = load_assets(
                 model,

@@ -1,1 +1,1 @@
-"""Fast kernels beside their plain definitions; nothing yet."""
+"""Fast kernels beside their plain definitions."""

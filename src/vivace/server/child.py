@@ -36,7 +36,7 @@ class EngineSettings:
 
     model: str | Path = "mini"
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: str = "auto"
     lm_variant: LMVariant = "base"
     voices_folder: Path | None = None
     tokenizer: Path | None = None
