@@ -252,7 +252,7 @@ def test_the_option(vivace, tmp_path):
     assert json.loads(lines[-1])["audio_seconds"] > 0.2
     code, _, errors = vivace("convert", "mini", tmp_path / "small", "--dtype", "int8")
     assert code == 2
-    assert "--dtype must be one of float32, bfloat16, float16" in errors[-1]
+    assert any("'int8' is not one of" in line for line in errors)
 
 
 def test_layers_move_and_copy():
