@@ -104,7 +104,8 @@ def launcher_is_known_beforehand(kernel):
         Path(built[-1]).touch()
         return SimpleNamespace(launch=None)
 
-    nvidia.compile_module_from_src, nvidia.library_dirs = build, lambda: ["/"]
+    for name, stand_in in (("compile_module_from_src", build), ("library_dirs", lambda: ["/"])):
+        setattr(nvidia, name, stand_in)
     triton_launcher.has_driver.cache_clear()
     compiled = kernel.compile()
     return [kept == file for file, kept in zip(built, triton_launcher.kept(compiled), strict=True)]

@@ -19,9 +19,9 @@ from vivace.kernels.triton_cache import kept_in
 def has_driver() -> bool:
     """Whether there is a CUDA driver, which the modules are linked with."""
     try:
-        from triton.backends.nvidia import driver
+        from triton.backends.nvidia.driver import library_dirs
 
-        return bool(driver.library_dirs())
+        return bool(library_dirs())
     except Exception:  # Triton asserts, or a tool of the system is missing
         return False
 
@@ -37,17 +37,17 @@ def why_no_launches() -> str | None:
 
 def build(compiled: Any) -> None:
     """Builds the module of a compiled kernel into Triton's cache, or finds it there."""
-    from triton.backends.nvidia import driver
+    from triton.backends.nvidia.driver import CudaLauncher
 
-    driver.CudaLauncher(compiled.src, compiled.metadata)
+    CudaLauncher(compiled.src, compiled.metadata)
 
 
 def kept(compiled: Any) -> list[str]:
     """The file that ``build`` leaves."""
-    from triton.backends.nvidia import driver
+    from triton.backends.nvidia.driver import make_launcher
     from triton.runtime.build import platform_key
 
-    source = driver.make_launcher(
+    source = make_launcher(
         dict(compiled.src.constants),
         dict(compiled.src.signature),
         getattr(compiled.metadata, "tensordesc_meta", None),
