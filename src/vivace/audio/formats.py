@@ -74,7 +74,44 @@ class AudioWriter(ABC):
             self.abort()
 
 
-class WavWriter(AudioWriter):
+class _OwnTarget(AudioWriter):
+    """Writes to a path (created or replaced), or to a binary file object, which stays open after ``close``.
+
+    Unbuffered: what has been written is in the file at once.
+    """
+
+    def __init__(self, target: Path | BinaryIO) -> None:
+        self._path = target if isinstance(target, Path) else None
+        self._file: BinaryIO | None = (
+            cast("BinaryIO", open(target, "wb", buffering=0))  # noqa: SIM115 (closed by close or abort)
+            if isinstance(target, Path)
+            else target
+        )
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Writes what stands behind the last samples; again, after ``close``, nothing."""
+
+    def close(self) -> None:
+        try:
+            self._finish()
+        except BaseException:  # a full disk
+            self.abort()
+            raise
+        self._release()
+
+    def abort(self) -> None:
+        self._release()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        if self._file is not None and self._path is not None:
+            self._file.close()
+        self._file = None
+
+
+class WavWriter(_OwnTarget):
     """Mono 16-bit WAV with one header, readable at every moment while it grows.
 
     Samples are written before the sizes in the header, which are then put right in place, so a reader never
@@ -85,13 +122,8 @@ class WavWriter(AudioWriter):
     """
 
     def __init__(self, target: Path | str | BinaryIO, rate_hz: int) -> None:
-        self._path = Path(target) if isinstance(target, str | Path) else None
-        # Unbuffered: what has been written is in the file at once.
-        self._file: BinaryIO | None = (
-            cast("BinaryIO", open(target, "wb", buffering=0))  # noqa: SIM115 (closed by close or abort)
-            if isinstance(target, str | Path)
-            else target
-        )
+        super().__init__(Path(target) if isinstance(target, str) else target)
+        assert self._file is not None
         self._rate_hz = rate_hz
         self._data_bytes = 0
         self._start = self._file.tell() if self._file.seekable() else None
@@ -120,25 +152,7 @@ class WavWriter(AudioWriter):
             self._file.seek(self._start + WAV_HEADER_BYTES + self._data_bytes)
         self._file.flush()
 
-    def close(self) -> None:
-        try:
-            self._describe()
-        except BaseException:  # a full disk
-            self.abort()
-            raise
-        self._release()
-
-    def abort(self) -> None:
-        self._release()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-    def _release(self) -> None:
-        if self._file is not None and self._path is not None:
-            self._file.close()
-        self._file = None
-
-    def _describe(self) -> None:
+    def _finish(self) -> None:
         """Says behind the samples where they come from, in a file of our own."""
         tail = description_chunk()
         riff_size = WAV_HEADER_BYTES - 8 + self._data_bytes + len(tail)
@@ -218,7 +232,7 @@ class EncodedWriter(AudioWriter):
         return file is not None
 
 
-class StreamWriter(AudioWriter):
+class StreamWriter(_OwnTarget):
     """Bytes that are never taken back, so that they can go into a pipe: a format of the HTTP interface.
 
     Args:
@@ -231,41 +245,21 @@ class StreamWriter(AudioWriter):
 
     def __init__(self, target: Path | BinaryIO, name: str, rate_hz: int) -> None:
         self._encoder = open_encoder(name, rate_hz)
-        self._path = target if isinstance(target, Path) else None
-        self._file: BinaryIO | None = (
-            cast("BinaryIO", open(target, "wb", buffering=0))  # noqa: SIM115 (closed by close or abort)
-            if isinstance(target, Path)
-            else target
-        )
+        super().__init__(target)
 
     def write(self, samples: Float32) -> None:
         if self._file is None:
             raise ValueError("write to a closed StreamWriter")
         self._put(self._encoder.encode(samples))
 
-    def close(self) -> None:
-        try:
-            if self._file is not None:
-                self._put(self._encoder.finish())
-        except BaseException:  # a full disk
-            self.abort()
-            raise
-        self._release()
-
-    def abort(self) -> None:
-        self._release()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+    def _finish(self) -> None:
+        if self._file is not None:
+            self._put(self._encoder.finish())
 
     def _put(self, data: bytes) -> None:
         assert self._file is not None
         write_all(self._file, data)
         self._file.flush()
-
-    def _release(self) -> None:
-        if self._file is not None and self._path is not None:
-            self._file.close()
-        self._file = None
 
 
 class _Target:
