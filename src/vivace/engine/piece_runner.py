@@ -58,7 +58,7 @@ class PieceFlowRunner(FlowRunner):
             except (VivaceError, torch.OutOfMemoryError) as error:
                 refused[number] = MelHandle(self.no_frames(), error)
         made = iter(self._pieces.generate_batch(streams))
-        return [refused.get(number) or next(made) for number in range(len(items))]
+        return [refused[number] if number in refused else next(made) for number in range(len(items))]
 
     def _run_prompt(self, voice: Voice) -> AnyFlowStream:
         if not self._prompts:  # the first voice: the one that the engine warms up with

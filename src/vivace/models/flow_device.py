@@ -68,9 +68,8 @@ class DeviceFlow(PagedFlow):
         dtype = self.weights.x.dtype
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
         self._is_chosen, self._options = kernels is None, options
-        has_kernels = (
-            self._kernels is not dit_reference
-        )  # the plain ones read on the host what a graph cannot hold
+        # The plain ones read on the host what a graph cannot hold.
+        has_kernels = self._kernels is not dit_reference
         self._use_graphs = device.type == "cuda" and has_kernels if use_graphs is None else use_graphs
         self._solvers: dict[int, Solver] = {}
         if costs is None and kernels is None:
