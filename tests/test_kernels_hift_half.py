@@ -143,7 +143,8 @@ def test_streams_are_as_near_to_float32_as_with_tf32(use_kernels: bool) -> None:
     all_cuts = ((1, 6),) if is_interpreted else ((4,), (1, 6))
     errors = []
     for precision in ("half", "tf32"):
-        vocoder = make_vocoder("small", precision, use_kernels=use_kernels)
+        graphs = None if use_kernels else False  # the plain versions read the rows back: not to be captured
+        vocoder = make_vocoder("small", precision, use_kernels=use_kernels, use_graphs=graphs)
         parts = [in_pieces(vocoder, mel, cuts) for cuts in all_cuts]
         errors.append(max(np.abs(part - exact).max() for part in parts) / np.abs(exact).max())
     half, tf32 = errors

@@ -89,6 +89,20 @@ def test_group_norm_mish(dtype, frames, channels, groups, extras):
     assert not got[2].any()
 
 
+def test_counts_may_be_a_column_of_a_packet():
+    """As in the length regulator of CosyVoice-300M: the numbers beside it are no counts."""
+    packet = torch.tensor([[1, 5, 900], [1, 2, 900], [1, 4, 900]], device=DEVICE)
+    y = random(3, 6, 32, seed=1, dtype=torch.float32)
+    norm = random(32, seed=2, dtype=torch.float32), random(32, seed=3, dtype=torch.float32), 1e-5
+    bias = random(32, seed=4, dtype=torch.float32)
+    got, wanted = (
+        ops.group_norm_mish(y, bias, norm, 1, packet[:, 1]) for ops in (KernelUNetOps(), PlainUNetOps())
+    )
+    close(got, wanted, torch.float32)
+    got, wanted = (ops.masked_add(y, packet[:, 1], bias=bias) for ops in (KernelUNetOps(), PlainUNetOps()))
+    close(got, wanted, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("parts", [(True, False), (False, True), (True, True)])
 def test_masked_add_stops_what_is_behind_a_row(dtype, parts):

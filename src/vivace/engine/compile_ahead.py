@@ -35,7 +35,7 @@ MOST_WORKERS = 16
 
 _END_S = 1.0
 
-_SILENCE_S = 60.0  # without news the process is taken for lost
+_SILENCE_S = 20.0  # without news the process is taken for lost: no kernel takes a tenth of it
 
 _log = logging.getLogger(__name__)
 

@@ -115,7 +115,8 @@ class FlowRunner:
 
 def _send(values: NDArray[np.float32], device: torch.device) -> Tensor:
     """On its way to the device; from locked memory, or the host would wait for all that is queued there."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    sent = torch.tensor(values)  # which cannot lock what it takes from NumPy
+    return (sent.pin_memory() if device.type == "cuda" else sent).to(device, non_blocking=True)
 
 
 def _finite(mel: Tensor) -> Tensor:

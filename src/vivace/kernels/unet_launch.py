@@ -28,6 +28,7 @@ class KernelUNetOps(PlainUNetOps):
     ) -> Tensor:
         gain, offset, eps = norm
         rows, frames, channels = y.shape
+        counts = counts.contiguous()  # such as a column of a packet
         out, width = torch.empty_like(y), channels // groups
         pad = triton.next_power_of_2(width)
         block = min(triton.next_power_of_2(frames), _MOST_VALUES // pad)
@@ -77,7 +78,7 @@ class KernelUNetOps(PlainUNetOps):
         self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         rows, frames, channels = x.shape
-        out, block = torch.empty_like(x), 1024
+        counts, out, block = counts.contiguous(), torch.empty_like(x), 1024
         masked_add_kernel[(triton.cdiv(frames * channels, block), rows)](
             x,
             x if delta is None else delta,
