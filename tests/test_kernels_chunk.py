@@ -16,8 +16,14 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CHUNK, HEADS, SIZE, BLOCKS, STEPS, PAGES, TABLE = 10, 3, 16, 2, 3, 12, 7
 # Sums in another order; a bfloat16 result may round the other way.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-# First frame, valid frames, own page, page before, then all pages.
-STREAMS = [(0, 10, 5, 0, (5,)), (30, 7, 9, 3, (11, 2, 3, 9)), (10, 1, 1, 8, (8, 1))]
+# First frame, valid frames, own page, page before, chunks of the stream before it in the launch, then all pages.
+STREAMS = [
+    (0, 10, 5, 0, 0, (5,)),
+    (30, 7, 9, 3, 0, (11, 2, 3, 9)),
+    (10, 10, 1, 8, 0, (8, 1)),
+    (20, 10, 6, 1, 1, (8, 1, 6)),
+    (30, 1, 7, 6, 2, (8, 1, 6, 7)),
+]
 
 
 def random(*shape, seed, dtype=torch.float32):
@@ -28,7 +34,7 @@ def random(*shape, seed, dtype=torch.float32):
 def make_ops(step):
     packet = torch.zeros(len(STREAMS), TABLE + 4, dtype=torch.int64)
     for row, (*numbers, pages) in zip(packet, STREAMS, strict=True):
-        row[:4], row[TABLE : TABLE + len(pages)] = torch.tensor(numbers), torch.tensor(pages)
+        row[:5], row[TABLE : TABLE + len(pages)] = torch.tensor(numbers), torch.tensor(pages)
     arguments = packet.to(DEVICE), torch.tensor([step], device=DEVICE), TABLE
     return KernelChunkOps(*arguments), PlainChunkOps(*arguments)
 

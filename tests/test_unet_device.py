@@ -69,6 +69,22 @@ def test_streams_side_by_side_equal_streams_alone(device, model, vectors):  # no
     assert device.pages_in_use == 0
 
 
+def test_launches_are_as_few_as_can_be(model, vectors):  # noqa: F811
+    """Successive chunks of one stream share launches with those of others; alone, each has a launch of its own."""
+    tokens, prompt_mel, embedding = inputs(vectors)
+    mels = {}
+    for alone, wanted in ((False, [4, 4, 1]), (True, [1] * 9)):
+        flow = DeviceUNetFlow(model, max_bytes=pages(model, 12), alone=alone)
+        launched, run = [], flow._run
+        flow._run = lambda works, run=run, launched=launched: (launched.append(len(works)), run(works))
+        streams = [flow.open(embedding, prompt_mel), flow.open(-embedding, prompt_mel[:0])]
+        items = zip(streams, (tokens[:133], tokens[:60]), (True, True), strict=True)
+        handles = flow.launch_batch([(stream, part.tolist(), last) for stream, part, last in items])
+        mels[alone] = [handle.check() for handle in handles]
+        assert launched == wanted
+    torch.testing.assert_close(mels[False], mels[True], atol=ATOL, rtol=0)
+
+
 def test_a_prompt_is_computed_once_and_shared(device, vectors):  # noqa: F811
     tokens, prompt_mel, embedding = inputs(vectors)
     prompt = device.open(embedding, prompt_mel)
@@ -130,6 +146,7 @@ def test_an_item_that_is_refused_leaves_the_others_alone(device, vectors):  # no
 def test_warm_up_leaves_nothing_behind(device):
     device.warm_up(150)
     assert device.pages_in_use == 0
+    assert not any(bool(part.any()) for part in device.pool.parts(0))  # which stands before every first chunk
 
 
 def test_offline_mode(device, model, vectors):  # noqa: F811

@@ -11,16 +11,16 @@ from torch.nn import functional as F
 
 from vivace.kernels.unet_reference import Norm, PlainUNetOps
 
-START, COUNT, HERE, BEFORE = range(4)
+START, COUNT, HERE, BEFORE, BEHIND = range(5)
 """Columns of the packet."""
 
 
 class PlainChunkOps(PlainUNetOps):
-    """Rows are the guidance branches of each stream, one behind the other.
+    """Rows are the guidance branches of each chunk, one behind the other.
 
     Args:
-        packet: int64 ``[streams, width]``: first frame, valid frames, own page, page before, and from column ``table``
-            on all pages of the stream.
+        packet: int64 ``[chunks, width]``: first frame, valid frames, own page, page before, how many chunks of its
+            stream stand before it in this launch, and from column ``table`` on all pages of the stream.
         step: Euler step, int64 ``[1]``.
     """
 
@@ -28,18 +28,18 @@ class PlainChunkOps(PlainUNetOps):
         self._packet, self._step, self._table = packet, step, table
 
     def join_context(self, x: Tensor, contexts: Tensor, first: int) -> Tensor:
-        """``[rows, context + chunk, C]``: the last inputs of the page before, then ``x [rows, chunk, C]``.
+        """``[rows, context + chunk, C]``: the last inputs of the chunk before, then ``x [rows, chunk, C]``.
 
-        The last ones of ``x`` go into the stream's page.
+        The last ones of ``x`` go into the chunk's page.
 
         Args:
             contexts: ``[pages, steps, branches, context, channels]``. first: this convolution's first channel.
         """
         _, _, branches, length, _ = contexts.shape
         mine = contexts[:, int(self._step), ..., first : first + x.shape[2]]
-        joined = torch.cat((mine[self._packet[:, BEFORE]].flatten(0, 1), x), dim=1)
-        mine[self._packet[:, HERE]] = joined[:, -length:].unflatten(0, (-1, branches))  # type: ignore[no-untyped-call]
-        return joined
+        last = x[:, -length:].unflatten(0, (-1, branches))  # type: ignore[no-untyped-call]
+        mine[self._packet[:, HERE]] = last  # where a chunk of this launch stood before, it is read again now
+        return torch.cat((mine[self._packet[:, BEFORE]].flatten(0, 1), x), dim=1)
 
     def layer_norm_mish(
         self,
@@ -61,7 +61,7 @@ class PlainChunkOps(PlainUNetOps):
     def attend_pages(self, qkv: Tensor, pool: Tensor, block: int) -> Tensor:
         """Attention of a chunk to all earlier ones and to its own valid frames: ``[rows, chunk, heads * dim_head]``.
 
-        Its keys and values enter the stream's page.
+        Its keys and values enter its page.
 
         Args:
             qkv: ``[rows, chunk, 3 * heads * dim_head]``.
@@ -70,8 +70,8 @@ class PlainChunkOps(PlainUNetOps):
         _, _, _, _, branches, heads, chunk, _ = pool.shape
         mine = pool[:, int(self._step), block]
         out = []
-        for stream, numbers in enumerate(self._packet.tolist()):
-            rows = slice(stream * branches, (stream + 1) * branches)
+        for number, numbers in enumerate(self._packet.tolist()):
+            rows = slice(number * branches, (number + 1) * branches)
             parts = qkv[rows].view(branches, chunk, 3, heads, -1).permute(2, 0, 3, 1, 4)
             mine[numbers[HERE]] = parts[1:]
             past = mine[numbers[self._table : self._table + numbers[START] // chunk]]

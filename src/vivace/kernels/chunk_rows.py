@@ -1,8 +1,10 @@
 """Triton kernels of CosyVoice 2's U-Net, a chunk of each of many streams: what it keeps lies in pages.
 
-Rows are the two guidance branches of a stream, one behind the other; ``packet`` int64 ``[streams, width]`` holds of
-each stream its first frame, its valid frames, its own page, the page before, and from column ``TABLE`` on all pages.
-``step`` int64 ``[1]`` is the Euler step. Plain versions, which are the definition: ``chunk_reference``.
+Rows are the two guidance branches of a chunk, one behind the other; ``packet`` int64 ``[chunks, width]`` holds of each
+its first frame, its valid frames, its own page, the page before, how many chunks of its stream stand before it in this
+launch, and from column ``TABLE`` on all pages. What those before it make is taken from where they are computed, since
+their pages are written meanwhile. ``step`` int64 ``[1]`` is the Euler step. Plain versions, which are the definition:
+``chunk_reference``.
 """
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,7 +17,7 @@ import triton.language as tl
 from vivace.kernels.lm_rows import LOG2E
 from vivace.kernels.unet_rows import mish
 
-_START, _COUNT, _HERE, _BEFORE = (tl.constexpr(column) for column in range(4))
+_START, _COUNT, _HERE, _BEFORE, _BEHIND = (tl.constexpr(column) for column in range(5))
 
 
 @triton.jit
@@ -37,8 +39,8 @@ def join_context_kernel(
     CONTEXT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``out [rows, CONTEXT + CHUNK, C]``: the last inputs of the page before, then ``x [rows, CHUNK, C]``, whose own
-    last ones go into the stream's page. Grid ``(blocks, rows)``.
+    """``out [rows, CONTEXT + CHUNK, C]``: the last inputs of the chunk before, then ``x [rows, CHUNK, C]``, whose own
+    last ones go into the chunk's page. Grid ``(blocks, rows)``.
 
     ``contexts`` has ``channels`` for all convolutions, of which this one's begin at ``first``.
     """
@@ -54,7 +56,10 @@ def join_context_kernel(
     is_past = t < CONTEXT
     base = row.to(tl.int64) * CHUNK * C
     value = tl.load(x + base + i - CONTEXT * C, inside & (t >= CONTEXT), other=0.0)
-    past = tl.load(before + t * channels + c, inside & is_past, other=0.0)
+    is_near = tl.load(numbers + _BEHIND) > 0
+    past = tl.load(before + t * channels + c, inside & is_past & (is_near == 0), other=0.0)
+    near = x + base - BRANCHES * CHUNK * C + (CHUNK - CONTEXT) * C
+    past = tl.where(is_near, tl.load(near + i, inside & is_past & is_near, other=0.0), past)
     value = tl.where(is_past, past, value)
     tl.store(out + row.to(tl.int64) * (CONTEXT + CHUNK) * C + i, value, inside)
     tl.store(here + (t - CHUNK) * channels + c, value, inside & (t >= CHUNK))
@@ -152,17 +157,22 @@ def attend_pages_kernel(
     most = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
-    past = (tl.load(numbers + _START) // CHUNK).to(tl.int32)
+    behind = tl.load(numbers + _BEHIND).to(tl.int32)
+    past = (tl.load(numbers + _START) // CHUNK).to(tl.int32) - behind
     there = t < CHUNK
     for number in tl.range(0, past):
         base = pool + tl.load(numbers + TABLE + number) * page_stride + own
         keys = tl.load(base + t[None, :] * D + d[:, None], there[None, :], other=0.0)
         values = tl.load(base + side_stride + t[:, None] * D + d[None, :], there[:, None], other=0.0)
         most, total, acc = _attended(q, keys, values, there, most, total, acc, in_log2)
-    valid = t < tl.maximum(tl.load(numbers + _COUNT), 1).to(tl.int32)
-    base = mine + HEADS * D
-    keys = tl.load(base + t[None, :] * (3 * HEADS * D) + d[:, None], valid[None, :], other=0.0)
-    values = tl.load(base + HEADS * D + t[:, None] * (3 * HEADS * D) + d[None, :], valid[:, None], other=0.0)
-    most, total, acc = _attended(q, keys, values, valid, most, total, acc, in_log2)
+    # Chunks of this launch: those before it, which are whole, then itself.
+    for back in tl.range(behind, -1, -1):
+        seen = t < tl.where(back > 0, CHUNK, tl.maximum(tl.load(numbers + _COUNT), 1).to(tl.int32))
+        base = mine - back * (BRANCHES * CHUNK * 3 * HEADS * D) + HEADS * D
+        keys = tl.load(base + t[None, :] * (3 * HEADS * D) + d[:, None], seen[None, :], other=0.0)
+        values = tl.load(
+            base + HEADS * D + t[:, None] * (3 * HEADS * D) + d[None, :], seen[:, None], other=0.0
+        )
+        most, total, acc = _attended(q, keys, values, seen, most, total, acc, in_log2)
     to = out + row.to(tl.int64) * CHUNK * (HEADS * D) + m[:, None] * (HEADS * D) + head * D + d[None, :]
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), is_query)

@@ -51,7 +51,8 @@ def make_device_flow(
         waves = () if alone else None
         return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams, waves=waves)
     if isinstance(flow, UNetFlow):
-        return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=min(max_streams, MOST_UNET_STREAMS))
+        most = min(max_streams, MOST_UNET_STREAMS)
+        return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=most, alone=alone)
     return None
 
 

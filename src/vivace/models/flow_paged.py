@@ -287,8 +287,11 @@ class PagedFlow(ABC):
             return
         half = len(works) // 2
         self._run_or_halve(works[:half])
-        if works[-1].error is None:  # one stream in all of the launch may have failed already
-            self._run_or_halve(works[half:])
+        left = [
+            work for work in works[half:] if work.error is None
+        ]  # a stream in both may have failed already
+        if left:
+            self._run_or_halve(left)
 
     def _undo(self, work: Work) -> None:
         """The stream as it was before the launch, and its new pages back in the pool."""

@@ -1,7 +1,8 @@
 """CosyVoice 2's flow for many streams on one device: same chunks, same noise and same results as ``UNetFlow.step``.
 
 The interface is that of ``DeviceFlow``. Streams hold pages of one pool; a voice's prompt is computed once and its pages
-are shared. Chunks of several streams run in one launch; on a GPU that is one copy of a small packet and one graph.
+are shared. A launch computes all chunks that are ready, successive ones of a stream too: its time is that of its many
+small kernels, hardly of what they work on. On a GPU it is one copy of a small packet and two graphs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from vivace.models.unet_solver import BEFORE, UNetChunk, UNetSolver
 
 CPU_PAGES = 64
 
+WAVE = 4
+"""Chunks that a launch may have where it serves one stream."""
+
 
 class DeviceUNetFlow(PagedFlow):
     """The flow of one engine.
@@ -27,6 +31,7 @@ class DeviceUNetFlow(PagedFlow):
         model: lives on the device that is to be used; its weights must not change afterwards.
         max_bytes: memory for pages, taken at once; None: a quarter of what the GPU has free.
         max_streams: streams of one launch.
+        alone: every chunk has a launch of its own.
         use_graphs: whole launches as CUDA graphs; None: on a GPU.
         use_kernels: Triton, or the plain versions; None: on a GPU.
     """
@@ -37,6 +42,7 @@ class DeviceUNetFlow(PagedFlow):
         *,
         max_bytes: int | None = None,
         max_streams: int = 1,
+        alone: bool = False,
         use_graphs: bool | None = None,
         use_kernels: bool | None = None,
     ) -> None:
@@ -52,30 +58,24 @@ class DeviceUNetFlow(PagedFlow):
         self._use_graphs = on_gpu if use_graphs is None else use_graphs
         self._use_kernels = gpu_of(device) is not None if use_kernels is None else use_kernels
         self._solvers: dict[int, UNetSolver] = {}
+        self._most_chunks = 1 if alone else max(max_streams, WAVE)
         super().__init__(device, self.pool, config.output_size, max_streams, BEFORE, model.check_length)
 
     @torch.no_grad()
     def warm_up(self, frames: int = 500) -> None:
-        """Captures the graphs that streams of up to so many frames take."""
-        solver = self.solver(1)
-        tokens = [0] * (max(1, min(frames, self._config.noise_frames) // solver.chunk) * solver.tokens)
-        weight, count = self._model.speaker_projection.weight, 1
-        while count <= self.max_streams:
-            streams = [
-                self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
-                for _ in range(count)
-            ]
-            self.launch_batch([(stream, tokens, True) for stream in streams])
-            for stream in streams:
-                self.close(stream)
-            count *= 2
+        """Captures the graphs that streams of up to so many frames take, and runs each of them once."""
+        chunks = max(1, min(frames, self._config.noise_frames) // self.solver(1).chunk)
+        for count in self._sizes():
+            solver, num_pages = self.solver(count), 1
+            while num_pages < 2 * chunks:
+                solver.send([self._padding(solver)] * count)
+                solver.run(num_pages)
+                num_pages *= 2
 
     def rehearse(self) -> None:
         """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
-        count = 1
-        while count <= self.max_streams:
+        for count in self._sizes():
             self.solver(count).rehearse()
-            count *= 2
 
     @torch.no_grad()
     def open(self, embedding: Tensor, prompt_mel: Tensor) -> PagedStream:
@@ -96,15 +96,19 @@ class DeviceUNetFlow(PagedFlow):
             raise not_finite()
         return mel
 
-    def solver(self, streams: int) -> UNetSolver:
-        """The solver for so many streams; made at first use, or by ``warm_up``."""
-        if streams not in self._solvers:
+    def solver(self, chunks: int) -> UNetSolver:
+        """The solver for so many chunks; made at first use, or by ``warm_up``."""
+        if chunks not in self._solvers:
             chunk = self._config.unet.static_chunk_frames or 1
             longest = -(-self._config.noise_frames // chunk)
-            self._solvers[streams] = UNetSolver(
-                self._model, self.pool, streams, longest, self._use_graphs, self._use_kernels
+            self._solvers[chunks] = UNetSolver(
+                self._model, self.pool, chunks, longest, self._use_graphs, self._use_kernels
             )
-        return self._solvers[streams]
+        return self._solvers[chunks]
+
+    def _sizes(self) -> list[int]:
+        """Chunks of a launch, for which there are solvers."""
+        return [1 << power for power in range(self._most_chunks.bit_length())]
 
     def _chunk_sizes(self) -> tuple[int, int, int]:
         config = self._config
@@ -113,25 +117,41 @@ class DeviceUNetFlow(PagedFlow):
     def _take(self, stream: PagedStream, count: int) -> list[int]:
         return self.pool.take(count)
 
-    def _run(self, works: list[Work]) -> None:
-        solver, chunks = self.solver(len(works)), []
-        for work in works:
-            stream = work.stream
-            stream.pages.append(work.pages.pop(0))
-            frames = self._config.num_frames(work.sizes[0])
-            chunks.append(UNetChunk(self._ids(work, solver), stream.length, frames, stream.pages))
-        num_pages = solver.send(chunks)
-        for slot, work in enumerate(works):
-            stream = work.stream
-            solver.set_voice(
-                slot, stream.speaker, stream.prompt_mel[stream.length : stream.length + solver.chunk]
-            )
-        solver.run(num_pages)
-        self._note(works, [part.num_frames for part in chunks], solver.x.clone(), solver.fault)
+    def _choose(self, active: list[Work]) -> list[Work]:
+        """As many chunks as fit, of the streams with most of them left."""
+        rows = [work for work in active for _ in work.sizes]
+        return rows[: self._sizes()[-1]]
 
-    def _ids(self, work: Work, solver: UNetSolver) -> list[int]:
-        stream = work.stream
-        after = stream.waiting[: work.sizes[0] + self._config.lookahead_tokens]
-        known = [max(0, token) for token in (*stream.before, *after)]
-        front = BEFORE - len(stream.before)
+    def _run(self, works: list[Work]) -> None:
+        solver = self.solver(next(size for size in self._sizes() if size >= len(works)))
+        chunks = [self._next_chunk(solver, works, index) for index in range(len(works))]
+        num_pages = solver.send(chunks + [self._padding(solver)] * (solver.chunks - len(works)))
+        for slot, (work, part) in enumerate(zip(works, chunks, strict=True)):
+            mel = work.stream.prompt_mel[part.start : part.start + solver.chunk]
+            solver.set_voice(slot, work.stream.speaker, mel)
+        solver.run(num_pages)
+        frames, count = [part.num_frames for part in chunks], len(works)
+        self._note(works, frames, solver.x[:count].clone(), solver.fault[:count])
+
+    def _next_chunk(self, solver: UNetSolver, works: list[Work], index: int) -> UNetChunk:
+        """The chunk of row ``index``, with a page for it; those of its stream in this launch stand right before it."""
+        work = works[index]
+        stream, behind = work.stream, sum(other is work for other in works[:index])
+        done, size = sum(work.sizes[:behind]), work.sizes[behind]
+        stream.pages.append(work.pages.pop(0))
+        start = stream.length + self._config.num_frames(done)
+        ids = self._ids(stream, done, size, solver)
+        return UNetChunk(ids, start, self._config.num_frames(size), list(stream.pages), behind)
+
+    def _padding(self, solver: UNetSolver) -> UNetChunk:
+        """A row that nobody reads: one token at frame 0, in a page that is nobody's."""
+        ids = [-1] * BEFORE + [0] + [-1] * (solver.num_ids - BEFORE - 1)
+        return UNetChunk(ids, 0, self._config.num_frames(1), [self.pool.spare])
+
+    def _ids(self, stream: PagedStream, done: int, count: int, solver: UNetSolver) -> list[int]:
+        """Of a chunk of ``count`` tokens behind ``done`` waiting ones."""
+        before = (stream.before + stream.waiting[max(0, done - BEFORE) : done])[-BEFORE:]
+        after = stream.waiting[done : done + count + self._config.lookahead_tokens]
+        known = [max(0, token) for token in (*before, *after)]
+        front = BEFORE - len(before)
         return [-1] * front + known + [-1] * (solver.num_ids - front - len(known))

@@ -2,7 +2,8 @@
 
 A page holds what later chunks need of a chunk: keys and values of every attention (the estimator's per Euler step and
 guidance branch, the token encoder's once), and the last inputs of every convolution. Page 0 is all zeros: it stands
-before the first chunk. Captured graphs index pages by number, so that all of them lie in one piece.
+before the first chunk; behind the last one lies one for rows that nobody reads. Captured graphs index pages by number,
+so that all of them lie in one piece.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class UNetPages:
         tokens, frames: keys and values of the encoder before and behind the repetition, ``[pages, layers, 2, heads,
             chunk, dim_head]``.
         repeated: inputs of the convolution between them, ``[pages, C, 2 * ratio]``.
+        spare: number of a page that is nobody's.
     """
 
     def __init__(self, config: UNetFlowConfig, unet: PreparedUNet, weight: Tensor, num_pages: int) -> None:
         chunk, encoder = config.unet.static_chunk_frames, config.encoder
         assert chunk is not None, "only a causal estimator has chunks"
-        count, ratio = num_pages + 1, config.token_mel_ratio
+        self.spare = num_pages + 1
+        count, ratio = num_pages + 2, config.token_mel_ratio
         steps, heads = config.num_steps, (unet.heads, chunk, unet.dim_head)
         self.attention = weight.new_zeros(count, steps, unet.num_blocks, 2, BRANCHES, *heads)
         self.contexts = weight.new_zeros(count, steps, BRANCHES, CONTEXT, unet.num_channels)
@@ -43,7 +46,7 @@ class UNetPages:
         self.frames = weight.new_zeros(count, config.num_up_blocks, 2, *sizes)
         self.repeated = weight.new_zeros(count, encoder.output_size, 2 * ratio)
         self.page_bytes = self.bytes_of(config, weight.dtype)
-        self._free = list(range(1, count))[::-1]
+        self._free = list(range(1, self.spare))[::-1]
         self._users: dict[int, int] = {}
 
     @staticmethod

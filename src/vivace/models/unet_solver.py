@@ -1,9 +1,10 @@
-"""One launch of CosyVoice 2's flow: a chunk of each of ``S`` streams, encoder and all Euler steps, as two graphs.
+"""One launch of CosyVoice 2's flow: ``S`` chunks, encoder and all Euler steps, as two graphs.
 
-The host sends one packet (token ids, positions, page numbers); everything else happens on the device. Chunks are always
-computed whole: frames behind the last one of an utterance have no meaning and are masked. The encoder's page tables are
-padded to a power of two, one graph for each; the other graph is one Euler step, whatever the number of pages, and is
-replayed for every step.
+The chunks are those of several streams, or successive ones of one stream behind each other: every layer has a frame's
+past before it computes the frame, so that they give what they would one by one. The host sends one packet (token ids,
+positions, page numbers); everything else happens on the device. Chunks are always computed whole: frames behind the
+last one of an utterance have no meaning and are masked. The encoder's page tables are padded to a power of two, one
+graph for each; the other graph is one Euler step, whatever the number of pages, and is replayed for every step.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ from vivace.models.unet_pages import UNetPages
 BEFORE = LOOKAHEAD_KERNEL - 1
 """Tokens that the look-ahead layer looks back on."""
 
-HEADER = 4
-"""Numbers of a stream in the packet before its token ids: first frame, frames, own page, page before."""
+HEADER = 5
+"""Numbers of a chunk in the packet before its token ids: see ``PlainChunkOps``."""
 
 
 class UNetChunk(NamedTuple):
-    """What the host knows of one stream's chunk.
+    """What the host knows of one chunk.
 
     Attributes:
         ids: the tokens before the chunk, its own, those ahead; -1 where there is none.
         start: absolute first frame; ``num_frames`` the valid ones.
         pages: page of each chunk of the stream up to this one, its own included.
+        behind: how many chunks of the stream stand right before it in this launch.
     """
 
     ids: Sequence[int]
     start: int
     num_frames: int
     pages: Sequence[int]
+    behind: int = 0
 
 
 class _View(NamedTuple):
     """What the attentions of one launch look at.
 
     Attributes:
-        here, table: own page of each stream ``[S]``; all pages ``[S * P]``.
+        here, table: own page of each chunk ``[S]``; all pages ``[S * P]``.
         mask: True for keys that are there, ``[S, 1, 1, P * chunk]``.
         start: absolute first query, ``[S]``.
     """
@@ -62,7 +65,7 @@ class _View(NamedTuple):
 
 
 class UNetSolver:
-    """Buffers and graphs for ``streams`` chunks at once. Inputs besides the packet are written by the caller.
+    """Buffers and graphs for ``chunks`` at once. Inputs besides the packet are written by the caller.
 
     Attributes:
         speakers: projected speaker embeddings ``[S, 80]``.
@@ -75,36 +78,37 @@ class UNetSolver:
         self,
         model: UNetFlow,
         pages: UNetPages,
-        streams: int,
+        chunks: int,
         max_pages: int,
         use_graphs: bool,
         use_kernels: bool,
     ) -> None:
         config, self._pages, self._prepared = model.config, pages, model.prepare()
         self._model, self._config, self._encoder = model, config, model.encoder
-        self.streams, self._use_graphs = streams, use_graphs
+        self.chunks, self._use_graphs = chunks, use_graphs
         chunk = config.unet.static_chunk_frames
         assert chunk is not None, "only a causal estimator has chunks"
         self.chunk, self.tokens = chunk, chunk // config.token_mel_ratio
+        assert self.tokens >= BEFORE, "a chunk's convolutions look back on one other chunk at most"
         self.max_pages = 1 << (max_pages - 1).bit_length()
         weight = model.speaker_projection.weight
         device, mel = weight.device, config.output_size
         self.num_ids = BEFORE + self.tokens + config.lookahead_tokens
         width = HEADER + self.num_ids + self.max_pages
-        self._host = torch.zeros(streams, width, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._packet = torch.zeros(streams, width, dtype=torch.int64, device=device)
+        self._host = torch.zeros(chunks, width, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._packet = torch.zeros(chunks, width, dtype=torch.int64, device=device)
         self._sent: torch.cuda.Event | None = None
-        self.speakers = weight.new_zeros(streams, mel)
-        self.conditions = weight.new_zeros(streams, chunk, mel)
-        self.x = weight.new_zeros(streams, chunk, mel, dtype=torch.float32)
-        # Both branches of each stream: with and without condition.
-        self._joined = weight.new_zeros(streams, BRANCHES, chunk, 4 * mel)
+        self.speakers = weight.new_zeros(chunks, mel)
+        self.conditions = weight.new_zeros(chunks, chunk, mel)
+        self.x = weight.new_zeros(chunks, chunk, mel, dtype=torch.float32)
+        # Both branches of each chunk: with and without condition.
+        self._joined = weight.new_zeros(chunks, BRANCHES, chunk, 4 * mel)
         self._noise = self._prepared.noise.T.contiguous()
         self._lengths = torch.tensor([dt for _, dt in self._prepared.grid], device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         table = HEADER + self.num_ids
         self._unet = ChunkUNet(self._prepared.unet, pages, self._packet, self._step, table, use_kernels)
-        self.fault = torch.zeros(streams, dtype=torch.int32, device=device)
+        self.fault = torch.zeros(chunks, dtype=torch.int32, device=device)
         self._frames = torch.arange(chunk, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._euler_graph: torch.cuda.CUDAGraph | None = None
@@ -118,13 +122,13 @@ class UNetSolver:
 
     def send(self, chunks: Sequence[UNetChunk]) -> int:
         """Puts what the chunks are on its way to the device; returns how many pages the tables are padded to."""
-        assert len(chunks) == self.streams
+        assert len(chunks) == self.chunks
         if self._sent is not None:
             self._sent.synchronize()
         rows = self._host.numpy()
         for row, chunk in zip(rows, chunks, strict=True):
             before = chunk.pages[-2] if len(chunk.pages) > 1 else 0
-            row[:HEADER] = chunk.start, chunk.num_frames, chunk.pages[-1], before
+            row[:HEADER] = chunk.start, chunk.num_frames, chunk.pages[-1], before, chunk.behind
             row[HEADER : HEADER + self.num_ids] = chunk.ids
             row[HEADER + self.num_ids :] = 0
             row[HEADER + self.num_ids : HEADER + self.num_ids + len(chunk.pages)] = chunk.pages
@@ -137,7 +141,7 @@ class UNetSolver:
         return 1 << (longest - 1).bit_length()
 
     def set_voice(self, slot: int, speaker: Tensor, mel: Tensor) -> None:
-        """Speaker ``[80]`` of a stream, and the prompt's mel in its chunk ``[n, 80]``; mostly there is none."""
+        """Speaker ``[80]`` of a chunk, and the prompt's mel in its chunk ``[n, 80]``; mostly there is none."""
         self.speakers[slot].copy_(speaker, non_blocking=True)
         if slot in self._has_mel:
             self.conditions[slot].zero_()
@@ -170,8 +174,9 @@ class UNetSolver:
         self._begin(1)
         self._euler()
 
+    @torch.no_grad()
     def capture(self, num_pages: int) -> None:
-        """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet."""
+        """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet. Runs what was sent."""
         device = self.x.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -195,7 +200,7 @@ class UNetSolver:
     def _begin(self, num_pages: int) -> None:
         """What the Euler steps begin with; the number of the step becomes 0."""
         packet = self._packet
-        start, count, here, before = packet[:, :HEADER].unbind(1)
+        start, count, here, before, _ = packet[:, :HEADER].unbind(1)
         table = packet[:, HEADER + self.num_ids :][:, :num_pages].flatten()
         mu = self._encode(start, count, here, before, table)
         places = (start[:, None] + self._frames).clamp(max=self._config.noise_frames - 1)
@@ -210,7 +215,7 @@ class UNetSolver:
         guidance, mel = self._config.guidance_scale, self.x.shape[2]
         self._joined[..., :mel] = self.x[:, None]
         velocity = self._unet.velocity(self._joined.flatten(0, 1)).float()
-        with_condition, without = velocity.view(self.streams, BRANCHES, *self.x.shape[1:]).unbind(1)
+        with_condition, without = velocity.view(self.chunks, BRANCHES, *self.x.shape[1:]).unbind(1)
         self.x.add_(self._lengths[self._step] * ((1.0 + guidance) * with_condition - guidance * without))
         self._step.add_(1)
 
@@ -233,8 +238,9 @@ class UNetSolver:
         for index, layer in enumerate(encoder.encoders):
             hidden = self._relative(layer, hidden, pages.tokens[:, index], view)
         repeated = hidden.transpose(1, 2).repeat_interleave(ratio, dim=2)
+        # Written first: the chunk before may be one of this launch.
+        pages.repeated.index_copy_(0, here, repeated[..., -2 * ratio :])
         joined = torch.cat((pages.repeated.index_select(0, before), repeated), dim=2)
-        pages.repeated.index_copy_(0, here, joined[..., -2 * ratio :])
         hidden = encoder.up_embed(encoder.up_layer.conv(joined).transpose(1, 2))
         view = self._view(start, count, here, table, self.chunk)
         for index, layer in enumerate(encoder.up_encoders):
@@ -243,7 +249,7 @@ class UNetSolver:
         return mu
 
     def _view(self, start: Tensor, count: Tensor, here: Tensor, table: Tensor, chunk: int) -> _View:
-        keys = torch.arange(table.shape[0] // self.streams * chunk, device=table.device)
+        keys = torch.arange(table.shape[0] // self.chunks * chunk, device=table.device)
         return _View(here, table, (keys < (start + count)[:, None])[:, None, None], start)
 
     def _relative(self, layer: torch.nn.Module, x: Tensor, cache: Tensor, view: _View) -> Tensor:
@@ -252,7 +258,7 @@ class UNetSolver:
         attention, y = layer.self_attn, layer.norm_mha(x)
         parts = [attention._split(f(y)) for f in (attention.linear_q, attention.linear_k, attention.linear_v)]
         cache.index_copy_(0, view.here, torch.stack(parts[1:], dim=1))
-        keys, values = _gather(cache, view.table, self.streams).unbind(1)
+        keys, values = _gather(cache, view.table, self.chunks).unbind(1)
         bias = self._distances(attention, parts[0], keys.shape[2], view.start)
         bias = bias.masked_fill(~view.mask, float("-inf"))
         query = parts[0] + attention.pos_bias_u[:, None]
@@ -274,7 +280,7 @@ class UNetSolver:
         return shift_to_keys(scores, num_keys) * scale
 
 
-def _gather(cache: Tensor, table: Tensor, streams: int) -> Tensor:
+def _gather(cache: Tensor, table: Tensor, chunks: int) -> Tensor:
     """Pages one behind the other: ``[pages, …, chunk, dim] → [S, …, P * chunk, dim]``."""
     pages = cache.index_select(0, table)
-    return pages.view(streams, -1, *pages.shape[1:]).movedim(1, -3).flatten(-3, -2)
+    return pages.view(chunks, -1, *pages.shape[1:]).movedim(1, -3).flatten(-3, -2)
