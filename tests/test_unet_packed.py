@@ -117,10 +117,29 @@ def test_masked_add_stops_what_is_behind_a_row(dtype, parts):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_add_layer_norm(dtype):
-    norm = random(48, seed=1, dtype=dtype), random(48, seed=2, dtype=dtype), 1e-5
-    delta = random(2, 7, 48, seed=3, dtype=dtype)
-    streams = [random(2, 7, 48, seed=4, dtype=dtype) for _ in range(2)]
-    got = KernelUNetOps().add_layer_norm(streams[0], delta, norm)
-    close(got, PlainUNetOps().add_layer_norm(streams[1], delta, norm), dtype)
-    close(streams[0], streams[1], dtype)
+@pytest.mark.parametrize(("frames", "width", "size"), [(7, 48, 80), (75, 32, 33)])
+@pytest.mark.parametrize(("with_bias", "gelu"), [(True, True), (False, False)])
+def test_norm_linear(dtype, frames, width, size, with_bias, gelu):
+    if DEVICE.type == "cpu" and dtype is torch.bfloat16:
+        pytest.skip("the interpreter does not multiply bfloat16")
+    norm = random(width, seed=1, dtype=dtype), random(width, seed=2, dtype=dtype), 1e-5
+    x = random(2, frames, width, seed=3, dtype=dtype, scale=2.0) + 1
+    weight = random(size, width, seed=4, dtype=dtype, scale=width**-0.5)
+    bias = random(size, seed=5, dtype=dtype) if with_bias else None
+    got, wanted = (
+        ops.norm_linear(x, norm, weight, bias, gelu=gelu) for ops in (KernelUNetOps(), PlainUNetOps())
+    )
+    close(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("frames", "width", "size"), [(7, 48, 80), (75, 256, 33)])
+def test_linear_add(dtype, frames, width, size):
+    if DEVICE.type == "cpu" and dtype is torch.bfloat16:
+        pytest.skip("the interpreter does not multiply bfloat16")
+    y = random(2, frames, width, seed=1, dtype=dtype)
+    linear = random(size, width, seed=2, dtype=dtype, scale=width**-0.5), random(size, seed=3, dtype=dtype)
+    streams = [random(2, frames, size, seed=4, dtype=dtype) for _ in range(2)]
+    for ops, x in zip((KernelUNetOps(), PlainUNetOps()), streams, strict=True):
+        ops.linear_add(x, y, linear)
+    close(*streams, dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vivace.kernels.chunk_reference import PlainChunkOps
 from vivace.kernels.chunk_rows import attend_pages_kernel, join_context_kernel, layer_norm_mish_kernel
-from vivace.kernels.unet_launch import KernelUNetOps
+from vivace.kernels.unet_launch import KernelUNetOps, overlap
 from vivace.kernels.unet_reference import Norm
 
 
@@ -95,5 +95,6 @@ class KernelChunkOps(KernelUNetOps, PlainChunkOps):
             BLOCK_T=max(16, triton.next_power_of_2(chunk)),
             num_warps=2,
             num_stages=2,
+            **overlap(qkv.device),
         )
         return out

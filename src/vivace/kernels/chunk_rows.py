@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from vivace.kernels.lm_rows import LOG2E
 from vivace.kernels.unet_rows import mish
@@ -132,6 +133,7 @@ def attend_pages_kernel(
     TABLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attention of a chunk to all earlier ones and to its own valid frames; its keys and values enter its page.
 
@@ -145,6 +147,9 @@ def attend_pages_kernel(
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     t, d = tl.arange(0, BLOCK_T), tl.arange(0, D)
     mine = qkv + row.to(tl.int64) * CHUNK * (3 * HEADS * D) + head * D
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     is_query = (m < CHUNK)[:, None]
     place = m[:, None] * (3 * HEADS * D) + d[None, :]
     q = tl.load(mine + place, is_query, other=0.0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
-from vivace.kernels.relative_rows import add_layer_norm_kernel
-from vivace.kernels.unet_reference import Norm, PlainUNetOps
+from vivace.kernels.block_rows import block_linear_add_kernel, block_norm_linear_kernel
+from vivace.kernels.gpu import gpu_of
+from vivace.kernels.unet_reference import Linear, Norm, PlainUNetOps
 from vivace.kernels.unet_rows import group_norm_mish_kernel, masked_add_kernel
 
 _MOST_VALUES = 32_768  # of a group that one program holds at once
+_COLUMNS = 64  # of a product behind a norm that one program computes
 
 
 class KernelUNetOps(PlainUNetOps):
@@ -56,23 +61,54 @@ class KernelUNetOps(PlainUNetOps):
         )
         return out
 
-    def add_layer_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False
+    ) -> Tensor:
         gain, offset, eps = norm
-        out, width = torch.empty(x.shape, dtype=gain.dtype, device=x.device), x.shape[-1]
-        add_layer_norm_kernel[(x.numel() // width,)](
+        width, size = x.shape[-1], len(weight)
+        rows, out = x.numel() // width, x.new_empty(*x.shape[:-1], size)
+        block = _rows_of_block(rows)
+        block_norm_linear_kernel[(triton.cdiv(size, _COLUMNS), triton.cdiv(rows, block))](
             x,
-            x if delta is None else delta,
             gain,
             offset,
+            weight,
+            weight if bias is None else bias,
             out,
+            rows,
             eps,
-            H=width,
-            BLOCK=triton.next_power_of_2(width),
-            ADD=delta is not None,
-            PDL=False,
-            num_warps=1 if width <= 512 else 4,
+            N=size,
+            K=width,
+            BLOCK_M=block,
+            BLOCK_N=_COLUMNS,
+            BLOCK_K=max(16, triton.next_power_of_2(width)),
+            BIAS=bias is not None,
+            GELU=gelu,
+            num_warps=4,
+            **overlap(x.device),
         )
         return out
+
+    def linear_add(self, x: Tensor, y: Tensor, linear: Linear) -> None:
+        weight, bias = linear
+        width, size = y.shape[-1], len(weight)
+        rows = x.numel() // size
+        block, columns = _rows_of_block(rows), 32
+        block_linear_add_kernel[(triton.cdiv(size, columns), triton.cdiv(rows, block))](
+            y,
+            weight,
+            bias,
+            x,
+            rows,
+            N=size,
+            K=width,
+            BLOCK_M=block,
+            BLOCK_N=columns,
+            BLOCK_K=math.gcd(width, 128),
+            num_warps=4,
+            num_stages=4,
+            **overlap(x.device),
+        )
 
     def masked_add(
         self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None
@@ -93,3 +129,14 @@ class KernelUNetOps(PlainUNetOps):
             num_warps=4,
         )
         return out
+
+
+def _rows_of_block(rows: int) -> int:
+    """Rows that one program computes: few where there are few, so that all multiprocessors have some."""
+    return 16 if rows <= 128 else 32 if rows <= 1024 else 64
+
+
+def overlap(device: torch.device) -> dict[str, Any]:
+    """Whether a kernel starts while the one before it ends."""
+    gpu = gpu_of(device)
+    return {"PDL": True, "launch_pdl": True} if gpu is not None and gpu.has_overlap else {"PDL": False}

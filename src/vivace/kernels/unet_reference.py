@@ -12,6 +12,9 @@ from torch.nn import functional as F
 Norm = tuple[Tensor, Tensor, float]
 """Gain, offset, epsilon."""
 
+Linear = tuple[Tensor, Tensor]
+"""Weight, bias."""
+
 
 class PlainUNetOps:
     """Frames lie behind each other, channels last; a row counts as far as ``counts [rows]`` says."""
@@ -48,12 +51,18 @@ class PlainUNetOps:
             z = z + residual.float()
         return (z * valid).to(y.dtype)
 
-    def add_layer_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
-        """``x += delta`` in place; its layer norm."""
+    def norm_linear(
+        self, x: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False
+    ) -> Tensor:
+        """``layer_norm(x) @ weight.T + bias`` of ``[rows, frames, C]``, then GELU if so."""
         gain, offset, eps = norm
-        if delta is not None:
-            x += delta
-        return F.layer_norm(x.float(), gain.shape, gain.float(), offset.float(), eps).to(gain.dtype)
+        y = F.layer_norm(x.float(), gain.shape, gain.float(), offset.float(), eps).to(gain.dtype)
+        out = F.linear(y, weight, bias)
+        return F.gelu(out) if gelu else out
+
+    def linear_add(self, x: Tensor, y: Tensor, linear: Linear) -> None:
+        """``x += y @ weight.T + bias`` in place; ``x [rows, frames, C]``, contiguous."""
+        x += F.linear(y, *linear)
 
     def masked_add(
         self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None

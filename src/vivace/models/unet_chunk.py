@@ -110,13 +110,12 @@ class ChunkUNet:
         y = ops.layer_norm_mish(y, first.conv.bias, first.norm, shift=level.shifts)
         y, residual = self._convolve(second.conv, y), F.linear(x, *level.residual)
         x = ops.layer_norm_mish(y, second.conv.bias, second.norm, residual=residual)
-        delta = None
         for number, block in level.blocks:
-            y = ops.add_layer_norm(x, delta, (*block.norm1, block.eps))
-            mixed = ops.attend_pages(F.linear(y, block.qkv), self._pages.attention, number)
-            y = ops.add_layer_norm(x, F.linear(mixed, *block.out), (*block.norm3, block.eps))
-            delta = F.linear(F.gelu(F.linear(y, *block.ff_in)), *block.ff_out)
-        return x if delta is None else x + delta
+            qkv = ops.norm_linear(x, (*block.norm1, block.eps), block.qkv)
+            ops.linear_add(x, ops.attend_pages(qkv, self._pages.attention, number), block.out)
+            y = ops.norm_linear(x, (*block.norm3, block.eps), *block.ff_in, gelu=True)
+            ops.linear_add(x, y, block.ff_out)
+        return x
 
     def _after(self, level: _Level, x: Tensor) -> Tensor:
         conv = level.after

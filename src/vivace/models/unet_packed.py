@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vivace.kernels.unet_reference import Norm, PlainUNetOps
+from vivace.kernels.unet_reference import Linear, Norm, PlainUNetOps
 from vivace.models.unet import GROUPS, ResnetBlock, TransformerBlock, UNet
-
-Linear = tuple[Tensor, Tensor]
 
 
 class Scale(NamedTuple):
@@ -145,16 +143,14 @@ class PackedUNet:
         y = ops.group_norm_mish(y, level.first.bias, level.norm1, GROUPS, counts, shift=shift)
         y, residual = level.second.run(y), F.linear(x, *level.residual)
         x = ops.group_norm_mish(y, level.second.bias, level.norm2, GROUPS, counts, residual=residual)
-        delta = None
         for block in level.blocks:
-            y = ops.add_layer_norm(x, delta, block.norm1)
-            y = ops.add_layer_norm(x, F.linear(self._attend(block, y, scale), *block.out), block.norm3)
-            delta = F.linear(F.gelu(F.linear(y, *block.up)), *block.down)
-        return x if delta is None else ops.masked_add(x, counts, delta)
+            ops.linear_add(x, self._attend(ops.norm_linear(x, block.norm1, block.qkv), scale), block.out)
+            ops.linear_add(x, ops.norm_linear(x, block.norm3, *block.up, gelu=True), block.down)
+        return ops.masked_add(x, counts) if level.blocks else x
 
-    def _attend(self, block: _Block, y: Tensor, scale: Scale) -> Tensor:
-        rows, frames, _ = y.shape
-        parts = F.linear(y, block.qkv).view(rows, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def _attend(self, qkv: Tensor, scale: Scale) -> Tensor:
+        rows, frames, _ = qkv.shape
+        parts = qkv.view(rows, frames, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=scale.keys)
         return mixed.transpose(1, 2).reshape(rows, frames, -1)
 
