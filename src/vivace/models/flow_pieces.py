@@ -161,7 +161,7 @@ class PieceFlow(RegulatedFlow):
 
     def window(self, stream: PieceStream, count: int, *, is_last: bool) -> Window:
         """What the next ``count`` tokens are computed from."""
-        begin = self._window_start(stream.done)
+        begin = self.window_start(stream.done)
         end = stream.done + count + (0 if is_last else self.config.lookahead_tokens)
         tokens = stream.tokens[begin - stream.first : end - stream.first]
         return Window(tokens, begin, begin == 0 and is_last, is_last)
@@ -181,12 +181,12 @@ class PieceFlow(RegulatedFlow):
         frames = config.num_frames(stream.done + count) - config.num_frames(stream.done)
         stream.overlap = mel[:, frames:].clone()
         stream.done += count
-        kept = self._window_start(stream.done)
+        kept = self.window_start(stream.done)
         del stream.tokens[: kept - stream.first]
         stream.first = kept
         return mel[:, :frames]
 
-    def _window_start(self, done: int) -> int:
+    def window_start(self, done: int) -> int:
         """First token that a piece behind ``done`` tokens is computed with.
 
         Its frame lies on the grid of the U-Net's lowest rate, as in the whole run: shifted by a frame the estimator

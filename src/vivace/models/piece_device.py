@@ -1,14 +1,15 @@
 """CosyVoice-300M's flow for many streams on one device: the same pieces, noise and fades as ``PieceFlow.step``.
 
-Streams are those of ``PieceFlow``. Windows of several streams, or whole utterances, are computed in one launch of
-padded rows (``piece_solver``). Where memory is missing for so many, half of them are tried, down to one.
+Streams are those of ``PieceFlow``. What a piece is computed from depends on tokens alone, so all windows that the new
+tokens of all streams complete are planned first and computed in launches of padded rows (``piece_solver``), as whole
+utterances are; each stream's pieces are joined in their order behind them. A launch is bound by its kernels, which are
+as many for one row as for several. Where memory is missing for so many rows, half of them are tried, down to one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ PLANNED_FRAMES = 1024
 """Of a window with its prompt, for which kernels are compiled ahead."""
 
 _MOST_FRAMES = 16_384  # of all rows of a launch together
+_LONG_GRID = 256  # of frames beyond all buckets: kernels are compiled for blocks of so many
 
 PieceItem = tuple[PieceStream, Sequence[int], bool]
 """A stream, its next tokens, and whether they are the last."""
@@ -45,33 +47,49 @@ class PieceHandle(MelHandle):
 
 @dataclass(slots=True)
 class _Work:
-    """One stream's part in a launch: what it gets of it.
+    """One stream's part in a call: what it gets of it.
 
     Attributes:
         before: the stream as it was, should anything fail.
+        jobs: its pieces in their order, until they are joined; mels: those that are, ``[80, frames]`` each.
+        mel: all of them behind each other.
     """
 
     stream: PieceStream
     before: PieceStream
     error: Exception | None = None
+    jobs: list[_Job] = field(default_factory=list)
     mels: list[Tensor] = field(default_factory=list)
     faults: list[Tensor] = field(default_factory=list)
+    mel: Tensor | None = None
 
-    def fail(self, error: Exception) -> None:
-        """There are no frames, and the stream is as it was before."""
+    def restore(self) -> None:
+        """The stream is as it was before."""
         stream, before = self.stream, self.before
         stream.prompt, stream.tokens, stream.first = before.prompt, before.tokens, before.first
         stream.done, stream.overlap, stream.finished = before.done, before.overlap, before.finished
-        self.error, self.mels = error, []
+
+    def fail(self, error: Exception) -> None:
+        """There are no frames, and the stream is as it was before."""
+        self.restore()
+        self.error, self.jobs, self.mels = error, [], []
 
 
-class _Job(NamedTuple):
-    """A row of a launch; ``window`` None: a whole utterance."""
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A row of a launch.
+
+    Attributes:
+        window: None: a whole utterance. num_tokens: whose frames are wanted.
+        mel: of the row without its prompt, ``[80, frames]``, when it was launched; fault: its flag.
+    """
 
     work: _Work
     row: WindowRow
     window: Window | None
     num_tokens: int
+    mel: Tensor | None = None
+    fault: Tensor | None = None
 
 
 class DevicePieceFlow:
@@ -115,11 +133,10 @@ class DevicePieceFlow:
     def warm_up(self, prompt_frames: int = 0) -> None:
         """Captures the graphs that streams behind a prompt of so many frames take, for every number of rows."""
         config = self.model.config
-        context, piece, ahead = self.model.context_tokens, self.model.piece_tokens, config.lookahead_tokens
-        longest = prompt_frames + config.num_frames(context + piece + ahead) + 2
-        shortest = prompt_frames + config.num_frames(ahead + 1)
-        for bucket in BUCKETS:
-            if shortest <= bucket < longest + 64:
+        shortest = prompt_frames + config.num_frames(config.lookahead_tokens + 1)
+        longest = prompt_frames + self._longest_window()
+        for bucket, below in zip(BUCKETS, (0, *BUCKETS), strict=False):
+            if shortest <= bucket and below < longest:
                 rows = 1
                 while rows <= self._rows(bucket):
                     self.solver(rows, bucket)
@@ -133,23 +150,27 @@ class DevicePieceFlow:
 
     @torch.no_grad()
     def launch_batch(self, items: Sequence[PieceItem]) -> list[MelHandle]:
-        """The next tokens of several streams, all pieces that they complete; errors lie in the handles."""
+        """The next tokens of several streams, all pieces that they complete; errors lie in the handles.
+
+        Raises:
+            Exception: what is no stream's own; all streams are as they were before.
+        """
         works = [self._begin(*item) for item in items]
-        while jobs := [job for work in works if work.error is None and (job := self._next_job(work))]:
-            self._run(jobs)
-        return self._handles(works)
+        for work in works:
+            if work.error is None:
+                work.jobs = self._plan(work)
+        return self._compute(works)
 
     @torch.no_grad()
     def generate_batch(self, items: Sequence[WholeItem]) -> list[MelHandle]:
-        """Whole utterances, as ``PieceFlow.generate``; errors lie in the handles."""
-        works, jobs = [self._begin(stream, tokens, True) for stream, tokens in items], []
+        """Whole utterances, as ``PieceFlow.generate``; errors lie in the handles. Raises as ``launch_batch``."""
+        works = [self._begin(stream, tokens, True) for stream, tokens in items]
         for work in works:
             stream = work.stream
             if work.error is None and stream.tokens:
                 window = Window(stream.tokens, 0, is_whole=True, is_last=True)
-                jobs.append(_Job(work, self._row(stream, window), None, stream.known))
-        self._run(jobs)
-        return self._handles(works)
+                work.jobs.append(_Job(work, self._row(stream, window), None, stream.known))
+        return self._compute(works)
 
     def solver(self, rows: int, frames: int) -> PieceSolver:
         """The solver for so many rows of up to so many frames; made at first use, or by ``warm_up``."""
@@ -170,18 +191,39 @@ class DevicePieceFlow:
             work.error = error
         return work
 
+    def _longest_window(self) -> int:
+        """Frames of the longest window of a piece, without the prompt: where it begins depends on its place."""
+        model, config = self.model, self.model.config
+        places = range(model.context_tokens, model.context_tokens + 10 * config.token_rate_hz)
+        behind = model.piece_tokens + config.lookahead_tokens
+        return max(
+            config.num_frames(done + behind) - config.num_frames(model.window_start(done)) for done in places
+        )
+
     def _rows(self, frames: int) -> int:
         """Rows of one launch of so many frames: a power of two."""
         most = min(self._max_rows, max(1, _MOST_FRAMES // frames))
         return 1 << (most.bit_length() - 1)
 
-    def _next_job(self, work: _Work) -> _Job | None:
-        stream, model = work.stream, self.model
-        count = model.next_count(stream)
-        if count == 0:
-            return None
-        window = model.window(stream, count, is_last=model.ends_with(stream, count))
-        return _Job(work, self._row(stream, window), window, count)
+    def _plan(self, work: _Work) -> list[_Job]:
+        """All pieces that the stream's tokens complete. The stream itself moves on when they are joined."""
+        ahead, model, jobs = work.stream.fork(), self.model, list[_Job]()
+        while (count := model.next_count(ahead)) > 0:
+            window = model.window(ahead, count, is_last=model.ends_with(ahead, count))
+            jobs.append(_Job(work, self._row(ahead, window), window, count))
+            ahead.done += count  # windows begin at ``first``, which stays
+        return jobs
+
+    def _compute(self, works: list[_Work]) -> list[MelHandle]:
+        """Launches all jobs, then joins each stream's pieces in their order."""
+        try:
+            self._run([job for work in works for job in work.jobs])
+            self._join(works)
+            return self._handles(works)
+        except BaseException:  # nobody's own
+            for work in works:
+                work.restore()
+            raise
 
     def _row(self, stream: PieceStream, window: Window) -> WindowRow:
         config, prompt_frames = self.model.config, len(stream.prompt_mel)
@@ -203,10 +245,12 @@ class DevicePieceFlow:
             del jobs[-count:]
 
     def _run_or_halve(self, jobs: list[_Job], bucket: int) -> None:
-        """One launch, or smaller ones where memory is missing; a row that does not fit alone has an error."""
-        left = list(jobs)
+        """One launch, or smaller ones where memory is missing; a row that does not fit alone is its stream's error."""
+        jobs = [job for job in jobs if job.work.error is None]  # of whom another piece may have failed
+        if not jobs:
+            return
         try:
-            self._run_rows(self._solver_for(jobs, bucket), left)
+            self._run_rows(self._solver_for(jobs, bucket), jobs)
             return
         except torch.OutOfMemoryError as error:
             fault = error.with_traceback(None)  # which would keep what the launch has taken so far
@@ -215,33 +259,55 @@ class DevicePieceFlow:
             jobs[0].work.fail(fault)
             return
         half = len(jobs) // 2
-        for part in (left[:half], left[half:]):
-            if part:
-                self._run_or_halve(part, bucket)
+        self._run_or_halve(jobs[:half], bucket)
+        self._run_or_halve(jobs[half:], bucket)
 
     def _solver_for(self, jobs: list[_Job], bucket: int) -> PieceSolver:
         if bucket:
             return self.solver(1 << (len(jobs) - 1).bit_length(), bucket)
         # A row that is longer than all graphs: made for it alone, operation by operation.
-        grid, frames = 2 ** (len(self.model.config.unet.channels) - 1), len(jobs[0].row.places)
-        return PieceSolver(self._parts, 1, -(-frames // grid) * grid, False)
+        return PieceSolver(self._parts, 1, -(-len(jobs[0].row.places) // _LONG_GRID) * _LONG_GRID, False)
 
     def _run_rows(self, solver: PieceSolver, jobs: list[_Job]) -> None:
-        """Those that have their frames are no longer in ``jobs``."""
+        """Computes the rows; all of them have their frames, or none."""
         solver.send([job.row for job in jobs])
         solver.run()
         first = self._launches % (FLAGS - self._max_rows)
         self._launches += len(jobs)
         flags = self._flags[first : first + len(jobs)]
         flags.copy_(solver.faults[: len(jobs)], non_blocking=True)
-        for number, job in enumerate(list(jobs)):
-            stream, frames = job.work.stream, len(job.row.places)
-            mel = solver.x[number, len(stream.prompt_mel) : frames].T.clone()
-            if job.window is not None:
-                mel = self.model.join(stream, mel, job.window, job.num_tokens)
-            job.work.mels.append(mel)
-            job.work.faults.append(flags[number])
-            del jobs[0]
+        rows = solver.x[: len(jobs)].clone()  # the next launch may be the solver's too
+        for number, job in enumerate(jobs):
+            job.mel = rows[number, len(job.work.stream.prompt_mel) : len(job.row.places)].T
+            job.fault = flags[number]
+
+    def _join(self, works: list[_Work]) -> None:
+        """Where memory is missing, once more when the other streams have given back what theirs are made of."""
+        for work in [work for work in works if self._try_join(work) is not None]:
+            self.launches_halved += 1
+            fault = self._try_join(work)
+            if fault is not None:
+                work.fail(fault)
+
+    def _try_join(self, work: _Work) -> torch.OutOfMemoryError | None:
+        """Joins a stream's pieces in their order. After an error it may be called again, and goes on there."""
+        try:
+            while work.jobs:
+                job = work.jobs[0]
+                assert job.mel is not None
+                assert job.fault is not None
+                # A copy, also because joining overwrites what it is given.
+                mel = job.mel.clone(memory_format=torch.contiguous_format)
+                if job.window is not None:
+                    mel = self.model.join(work.stream, mel, job.window, job.num_tokens)
+                work.mels.append(mel)
+                work.faults.append(job.fault)
+                del work.jobs[0]
+            if work.mels:
+                work.mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels, dim=1)
+        except torch.OutOfMemoryError as error:
+            return error.with_traceback(None)
+        return None
 
     def _handles(self, works: list[_Work]) -> list[MelHandle]:
         done = None
@@ -250,10 +316,9 @@ class DevicePieceFlow:
             done.record()
         handles: list[MelHandle] = []
         for work in works:
-            if work.error is None and work.mels:
-                mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels, dim=1)
+            if work.error is None and work.mel is not None:
                 sizes = [part.shape[1] for part in work.mels]
-                handles.append(PieceHandle(mel, None, work.faults, done, sizes))
+                handles.append(PieceHandle(work.mel, None, work.faults, done, sizes))
             else:
                 nothing = torch.zeros(self.model.config.output_size, 0, device=self.device)
                 handles.append(PieceHandle(nothing, work.error))

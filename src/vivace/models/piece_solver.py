@@ -55,7 +55,6 @@ class SolverParts:
 
     Attributes:
         noise: ``[noise_frames, 80]``, float32. steps: length of each Euler step, float32.
-        tables: projected distances of the encoder's layers, which captured graphs read.
         memory: of the graphs, which never run side by side.
     """
 
@@ -64,7 +63,6 @@ class SolverParts:
     ops: PlainUNetOps
     noise: Tensor
     steps: Tensor
-    tables: list[Tensor]
     memory: Any = None
 
     @classmethod
@@ -73,19 +71,21 @@ class SolverParts:
         """Packs the weights, for rows of up to ``max_frames``."""
         device = model.speaker_projection.weight.device
         grid = time_grid(model.config.num_steps)
-        longest, tables = most_tokens(model, max_frames), []
+        longest = most_tokens(model, max_frames)
         for layer in model.encoder.encoders:
             assert isinstance(layer, RelativeLayer)
             layer.self_attn.positions(longest, longest)
-            tables.append(layer.self_attn.table()[0])
         return cls(
             model,
             PackedUNet(model.unet, [t for t, _ in grid], ops),
             ops,
             model.noise[0].T.contiguous().to(device),
             torch.tensor([dt for _, dt in grid], device=device),
-            tables,
         )
+
+    def tables(self) -> list[Tensor]:
+        """Projected distances of the encoder's layers as they are now; a longer row makes larger ones."""
+        return [cast(RelativeLayer, layer).self_attn.table()[0] for layer in self.model.encoder.encoders]
 
 
 def most_tokens(model: RegulatedFlow, frames: int) -> int:
@@ -98,7 +98,7 @@ class PieceSolver:
 
     Attributes:
         x: the mel after ``run``, float32 ``[rows, frames, 80]``, zero behind each row's end.
-        faults: true where a row's values are not finite, ``[rows]``.
+        faults: true where a row's values are not finite, ``[rows]``; after ``run`` as well.
     """
 
     def __init__(self, parts: SolverParts, rows: int, frames: int, use_graphs: bool) -> None:
@@ -119,6 +119,9 @@ class PieceSolver:
         # Both branches behind each other: with and without condition.
         self._joined = weight.new_zeros(2 * rows, frames, 4 * mel)
         self._scales = parts.unet.new_scales(2 * rows, frames, weight)
+        self._counts = self._scales[0].counts[:rows]  # kernels read them as lying behind each other
+        self._valid = torch.zeros(rows, frames, 1, dtype=torch.bool, device=device)
+        self._tables = parts.tables()  # which the graphs read, though others may have taken their place
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self.x = torch.zeros(rows, frames, mel, device=device)
         self.faults = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -169,6 +172,8 @@ class PieceSolver:
             encode()
             for _ in range(len(self._parts.steps)):
                 step()
+        # What is not finite stays so from one step to the next.
+        self.faults.copy_(~self.x.isfinite().flatten(1).all(dim=1))
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -201,9 +206,10 @@ class PieceSolver:
     def _encode(self) -> None:
         """What the Euler steps begin with; the number of the step becomes 0."""
         packet, behind = self._packet, HEADER + self._tokens
-        counts = packet[:, 1]
-        valid = (torch.arange(self.frames, device=packet.device) < counts[:, None])[..., None]
-        mu = self._mu(packet, valid)
+        self._parts.unet.set_scales(self._scales, packet[:, 1].repeat(2))
+        places = torch.arange(self.frames, device=packet.device)
+        valid = self._valid.copy_((places < self._counts[:, None])[..., None])
+        mu = self._mu(packet)
         noise = packet[:, behind + self.frames :]
         self.x.copy_(torch.where(valid, self._parts.noise[noise], 0.0))
         mel = self.x.shape[2]
@@ -211,11 +217,9 @@ class PieceSolver:
         condition = torch.cat((mu, speakers, self._conditions), dim=2)
         self._joined.zero_()
         self._joined[: self.rows, :, mel:] = torch.where(valid, condition, 0.0)
-        parts = self._parts
-        parts.unet.set_scales(self._scales, counts.repeat(2))
         self._step.zero_()
 
-    def _mu(self, packet: Tensor, valid: Tensor) -> Tensor:
+    def _mu(self, packet: Tensor) -> Tensor:
         """Encoded tokens at the mel rate, ``[rows, frames, 80]``."""
         model, behind = self._parts.model, HEADER + self._tokens
         ids, left = packet[:, HEADER:behind], packet[:, behind : behind + self.frames]
@@ -227,9 +231,9 @@ class PieceSolver:
         right = torch.minimum(left + 1, last)
         share = self._shares[..., None].to(hidden.dtype)
         x = _rows_at(hidden, left) * (1 - share) + _rows_at(hidden, right) * share
-        return self._regulate(torch.where(valid, x, 0.0), packet[:, 1])
+        return self._regulate(torch.where(self._valid, x, 0.0))
 
-    def _regulate(self, x: Tensor, counts: Tensor) -> Tensor:
+    def _regulate(self, x: Tensor) -> Tensor:
         """The convolutions of the length regulator, channels last."""
         layers = list(self._parts.model.length_regulator.model)
         for conv, norm in zip(layers[:-1:3], layers[1:-1:3], strict=True):
@@ -237,21 +241,18 @@ class PieceSolver:
             assert isinstance(norm, nn.GroupNorm)
             y = F.conv1d(x.transpose(1, 2), conv.weight, None, padding=1).transpose(1, 2).contiguous()
             affine = norm.weight, norm.bias, norm.eps
-            x = self._parts.ops.group_norm_mish(y, cast(Tensor, conv.bias), affine, 1, counts)
+            x = self._parts.ops.group_norm_mish(y, cast(Tensor, conv.bias), affine, 1, self._counts)
         last = cast(nn.Conv1d, layers[-1])
         return F.linear(x, last.weight.squeeze(2), last.bias)
 
     def _euler(self) -> None:
         """One step of the solver with guidance."""
-        parts, rows = self._parts, self.rows
-        counts, guidance = self._packet[:, 1], parts.model.config.guidance_scale
-        mel = self.x.shape[2]
+        parts, rows, mel = self._parts, self.rows, self.x.shape[2]
+        guidance = parts.model.config.guidance_scale
         self._joined.view(2, rows, self.frames, -1)[..., :mel] = self.x
         velocity = parts.unet.velocity(self._joined, self._step, self._scales).float()
         guided = (1.0 + guidance) * velocity[:rows] - guidance * velocity[rows:]
-        valid = (torch.arange(self.frames, device=counts.device) < counts[:, None])[..., None]
-        self.x.copy_(torch.where(valid, self.x + parts.steps[self._step] * guided, 0.0))
-        self.faults.copy_(~self.x.isfinite().flatten(1).all(dim=1))
+        self.x.copy_(torch.where(self._valid, self.x + parts.steps[self._step] * guided, 0.0))
         self._step.add_(1)
 
 
