@@ -34,7 +34,10 @@ def test_figures_hang_together(document):
     assert figures["rtf"] > figures["rtf_floor"] > 0
     # Middles of two runs each: they agree but for what one run took longer than the other.
     assert 0.6 < 50 / figures["tps"] * 1e3 / figures["times_ms"]["lm_ms"] < 1.1
-    assert len(figures["long"]["chunk_ms"]) >= 4
+    long = figures["long"]
+    assert len(long["chunk_ms"]) == len(long["chunk_seconds"]) >= 4
+    costs = [cost / own for cost, own in zip(long["chunk_ms"], long["chunk_seconds"], strict=True)]
+    assert long["ratio_last_to_first"] == pytest.approx(costs[-2] / costs[1], rel=0.05)
 
 
 def test_timeline_shows_every_stage_that_ran(document):

@@ -223,23 +223,33 @@ def _document(
 
 
 def _long(bench: Bench, runs: int) -> dict[str, Any]:
-    """Flow and vocoder time of every chunk of one long utterance: what the last second costs beside an early one."""
+    """Time of all stages for every chunk of one long utterance: what a second costs near the end, and the second one.
+
+    Chunks grow while the playback is safe, so they are compared by the second of audio. The last chunk is cut short.
+    """
     costs: list[list[float]] = []
+    seconds: list[float] = []
     for seed in range(runs):
         before, mine = 0.0, []
+        seconds.clear()
 
         def note(chunk: AudioChunk) -> None:
             nonlocal before
             spent = chunk.times.lm_ms + chunk.times.flow_ms + chunk.times.vocoder_ms
             mine.append(spent - before)  # noqa: B023
+            seconds.append(len(chunk.samples) / chunk.sample_rate_hz)
             before = spent
 
         bench.speak(seed, note)
         costs.append(mine)
     length = min(len(mine) for mine in costs)
     by_chunk = [round(median(mine[index] for mine in costs), 3) for index in range(length)]
-    early, late = by_chunk[1 : length - 1][0], by_chunk[1 : length - 1][-1]
-    return {"chunk_ms": by_chunk, "ratio_last_to_first": round(late / early, 3)}
+    by_second = [cost / own for cost, own in zip(by_chunk, seconds, strict=False)][1 : length - 1]
+    return {
+        "chunk_ms": by_chunk,
+        "chunk_seconds": [round(own, 2) for own in seconds[:length]],
+        "ratio_last_to_first": round(by_second[-1] / by_second[0], 3),
+    }
 
 
 def percentile(ordered: list[float], percent: float) -> float:
