@@ -19,6 +19,7 @@ from vivace.config import Limits
 from vivace.engine import compile_ahead as module
 from vivace.engine.compile_ahead import CompileAhead, CompileReport, compile_ahead, engine_kind
 from vivace.engine.device_stages import DeviceStages
+from vivace.engine.kernel_compiler import END
 from vivace.engine.kernel_index import index_file, is_complete, write_index
 from vivace.engine.kernel_plan import EngineKind
 from vivace.kernels.gpu import Gpu, gpu_of, num_multiprocessors, stands_for
@@ -107,15 +108,34 @@ def command(text):
 
 LINE = '{"name": "a", "cpu_seconds": 1.5, "error": null}'
 FAILED = '{"name": "b", "cpu_seconds": 0.5, "error": "too large"}'
+ENDED = json.dumps(END)
 
 
-def test_a_process_that_ends_is_waited_for():
-    ahead = CompileAhead(KIND, 2, command(f"input(); print('''{LINE}\\nwarning\\n7\\n{FAILED}''')"))
+def test_what_a_process_says_is_heard_to_its_end():
+    ahead = CompileAhead(KIND, 2, command(f"input(); print('''{LINE}\\nwarning\\n7\\n{FAILED}\\n{ENDED}''')"))
     report = ahead.wait()
     assert report.is_complete
     assert (report.kernels, report.cpu_seconds, report.slowest) == (2, 2.0, ("a", 1.5))
     assert report.failed == (("b", "too large"),)
     ahead.close()
+
+
+def test_what_it_has_started_is_not_waited_for_and_ends_with_it():
+    """A child that keeps the output open, as libraries have them, and an end that takes its time."""
+    text = f"""
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(json.dumps({{"name": "a", "cpu_seconds": 1.5, "error": None, "child": child.pid}}))
+print({ENDED!r}, flush=True)
+time.sleep(600)
+"""
+    ahead = CompileAhead(KIND, 2, command(text))
+    assert ahead.wait(silence_s=600).is_complete
+    state = Path(f"/proc/{json.loads(ahead._data.splitlines()[0])['child']}/stat")
+    deadline = time.monotonic() + 30
+    while state.exists() and state.read_text().split()[2] not in "ZX":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ class CompileReport:
     Attributes:
         kernels: how many were looked at; those that were there already count. failed: names and why.
         cpu_seconds: of all of them together. slowest: name and processor seconds of the slowest one.
-        is_complete: the process came to its end.
+        is_complete: nothing was left out.
         folder: where Triton's lie.
     """
 
@@ -137,6 +138,7 @@ class CompileAhead:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=compiler_environment(),
+            start_new_session=True,  # so that all that it has started ends with it
         )
         self._data = b""
         assert self._process.stdin is not None
@@ -167,12 +169,12 @@ class CompileAhead:
         pipe = self._process.stdout
         assert pipe is not None
         is_complete = False
-        while select.select([pipe], [], [], silence_s)[0]:
+        while not is_complete and select.select([pipe], [], [], silence_s)[0]:
             part = os.read(pipe.fileno(), 1 << 16)
-            self._data += part
             if not part:
-                is_complete = self._process.wait() == 0
                 break
+            self._data += part
+            is_complete = _has_ended(self._data)
         self.close()
         report = _report(self._data, self._folder, is_complete=is_complete)
         _log.info(
@@ -190,21 +192,32 @@ class CompileAhead:
         assert self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()  # it ends its children, then itself
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._process.stdout.close()
 
 
-def _report(data: bytes, folder: str, *, is_complete: bool) -> CompileReport:
-    lines = []
+def _lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """What the process has said so far."""
     for text in data.splitlines():
         with suppress(ValueError):  # a line that was cut off, or is somebody else's
             line = json.loads(text)
-            if isinstance(line, dict) and {"name", "cpu_seconds", "error"} <= line.keys():
-                lines.append(line)
+            if isinstance(line, dict):
+                yield line
+
+
+def _has_ended(data: bytes) -> bool:
+    """Whether nothing more is to be expected."""
+    from vivace.engine.kernel_compiler import END
+
+    return END in _lines(data[-1000:])
+
+
+def _report(data: bytes, folder: str, *, is_complete: bool) -> CompileReport:
+    lines = [line for line in _lines(data) if {"name", "cpu_seconds", "error"} <= line.keys()]
     seconds = [(line["name"], line["cpu_seconds"]) for line in lines]
     return CompileReport(
         kernels=len(lines),

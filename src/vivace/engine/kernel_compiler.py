@@ -1,7 +1,7 @@
 """The process that compiles an engine's kernels before it needs them: ``python -m vivace.engine.kernel_compiler``.
 
-Reads what to compile as one line of JSON, writes one line for every kernel, and ends when its input ends: then nobody
-needs the kernels any more. It sees no GPU, so it takes none of its memory.
+Reads what to compile as one line of JSON, writes one line for every kernel and one behind the last, and ends when its
+input ends: then nobody needs the kernels any more. It sees no GPU, so it takes none of its memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from vivace.engine.kernel_plan import EngineKind, plan
 from vivace.kernels.compile_pool import CompilePool, Outcome
 from vivace.kernels.gpu import Gpu
 from vivace.kernels.triton_cache import use_cache_folder
+
+END = {"ended": True}
+"""The last line. Whoever waits for the process to end waits for what its libraries have started, too."""
 
 KERNEL_S = 90.0
 """One kernel may take so long; the slowest takes a few seconds."""
@@ -108,6 +111,8 @@ def main() -> None:
     kind, workers = read_order(sys.stdin.readline())
     with suppress(InterruptedError, BrokenPipeError):
         run(kind, workers, sys.stdout, sys.stdin.fileno())
+        sys.stdout.write(json.dumps(END) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
