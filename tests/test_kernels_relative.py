@@ -80,3 +80,40 @@ def test_layer_norm(dtype, width, adds):
     wanted = plain.add_layer_norm(streams[1], delta, gain, offset, 1e-5)
     torch.testing.assert_close(got, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     torch.testing.assert_close(streams[0], streams[1], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("relu", [True, False])
+def test_layer_norm_linear(dtype, rows, relu):
+    kernels, plain, _ = make_ops()
+    norm = random(72, seed=1, dtype=dtype), random(72, seed=2, dtype=dtype), 1e-5
+    weight, bias = random(50, 72, seed=3, dtype=dtype, scale=0.1), random(50, seed=4) if relu else None
+    x = random(rows, 72, seed=5, scale=3.0) + 7
+    got = kernels.layer_norm_linear(x, norm, weight, bias, relu=relu, dtype=torch.float32)
+    y = plain.add_layer_norm(x.clone(), None, *(part.float() for part in norm[:2]), norm[2])
+    wanted = y @ weight.float().t() + (0.0 if bias is None else bias)
+    wanted = wanted.relu() if relu else wanted
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 8])
+def test_parts_of_the_attention_join_in_the_product_behind_it(splits):
+    """With its bias, as one after the other."""
+    width, slots = HEADS * HEAD_DIM, torch.tensor([6, 3], dtype=torch.int32, device=DEVICE)
+    qkv, bias = random(2, 3 * width, seed=2), random(3 * width, seed=3)
+    positions = (
+        random(HEADS, HEAD_DIM, seed=4),
+        random(HEADS, HEAD_DIM, seed=5),
+        random(HEADS, 97, HEAD_DIM, seed=6),
+    )
+    weight, added = random(40, width, seed=8, scale=0.1), random(40, seed=9)
+    residuals = [random(2, 40, seed=10) for _ in range(2)]
+    pools = [random(2, len(LENGTHS) * PAGES + 1, HEADS, PAGE, HEAD_DIM, seed=7) for _ in range(2)]
+    kernels, _, _ = make_ops(splits)
+    parts = kernels.attend_distances_parts(qkv, bias, positions, pools[0], slots)
+    kernels.linear_add(*parts, weight, residuals[0], added)
+    _, plain, _ = make_ops(splits)
+    attended = plain.attend_distances(qkv, bias, positions, pools[1], slots)
+    residuals[1] += attended @ weight.t() + added
+    torch.testing.assert_close(*residuals, atol=2e-5, rtol=2e-5)

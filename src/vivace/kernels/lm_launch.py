@@ -199,7 +199,9 @@ class KernelOps:
         lm_linear.norm_linear_kernel[(triton.cdiv(count, block), rows)](
             x,
             gain,
+            gain,
             weight,
+            gain,
             out,
             count,
             width,
@@ -207,19 +209,30 @@ class KernelOps:
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
             GATED=gated,
+            LAYER=False,
+            BIAS=False,
+            RELU=False,
             num_warps=4,
             **self._pdl,
         )
         return out
 
-    def linear_add(self, x: Tensor, meta: Tensor | None, weight: Tensor, residual: Tensor) -> None:
-        """``residual += x @ weight.T`` of few rows; with ``meta`` ``x`` are the attention's parts."""
+    def linear_add(
+        self,
+        x: Tensor,
+        meta: Tensor | None,
+        weight: Tensor,
+        residual: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
+        """``residual += x @ weight.T + bias`` of few rows; with ``meta`` ``x`` are the attention's parts."""
         count, width = weight.shape
         block = 4
         lm_linear.linear_add_kernel[(triton.cdiv(count, block), residual.shape[0])](
             x,
             x if meta is None else meta,
             weight,
+            weight if bias is None else bias,
             residual,
             count,
             width,
@@ -228,6 +241,7 @@ class KernelOps:
             SPLITS=0 if meta is None else x.shape[1],
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
+            BIAS=bias is not None,
             num_warps=8 if width > 2048 else 4,
             **self._pdl,
         )

@@ -19,7 +19,9 @@ from vivace.kernels.lm_rows import combined
 def norm_linear_kernel(
     x,
     gain,
+    offset,
     weight,
+    bias,
     out,
     N,
     K,
@@ -27,9 +29,15 @@ def norm_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
+    LAYER: tl.constexpr,
+    BIAS: tl.constexpr,
+    RELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``out = norm(x) @ weight.T`` for few rows, the norm computed anew by each program.
+
+    The norm is the root mean square's, or with ``LAYER`` the layer norm with ``offset``; ``BIAS`` is added behind the
+    product, then ``RELU``.
 
     Grid ``(cdiv(N, BLOCK_N), rows)``; ``x`` float32 ``[rows, K]``, ``weight [N, K]``. ``GATED``: the weight
     ``[2 N, K]`` holds gate and up, and ``out`` is ``silu(gate) * up``. The whole width of a weight row is in flight at
@@ -43,16 +51,26 @@ def norm_linear_kernel(
     if GATED:
         up_tile = tl.load(weight + N.to(tl.int64) * K + at, inside, other=0.0)
     g = tl.load(gain + k, k < K, other=0.0).to(tl.float32)
+    if LAYER:
+        shift = tl.load(offset + k, k < K, other=0.0).to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(1)
     value = tl.load(x + row * K + k, k < K, other=0.0)
+    if LAYER:
+        value = tl.where(k < K, value - tl.sum(value, 0) / K, 0.0)
     scale = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
     value = value * g * scale
+    if LAYER:
+        value += shift
     acc = tl.sum(tile.to(tl.float32) * value[None, :], 1)
     if GATED:
         acc = acc * tl.sigmoid(acc) * tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
+    if BIAS:
+        acc += tl.load(bias + n, n < N, other=0.0).to(tl.float32)
+    if RELU:
+        acc = tl.maximum(acc, 0.0)
     tl.store(out + row * N + n, acc.to(out.dtype.element_ty), n < N)
 
 
@@ -61,6 +79,7 @@ def linear_add_kernel(
     x,
     meta,
     weight,
+    bias,
     residual,
     N,
     K,
@@ -69,9 +88,10 @@ def linear_add_kernel(
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``residual += x @ weight.T`` for few rows; grid ``(cdiv(N, BLOCK_N), rows)``.
+    """``residual += x @ weight.T`` for few rows, and a ``BIAS``; grid ``(cdiv(N, BLOCK_N), rows)``.
 
     ``weight [N, K]``, ``residual`` float32 ``[rows, N]``. ``SPLITS`` 0: ``x [rows, K]``. Otherwise ``x`` and ``meta``
     are the parts that ``attend_kernel`` left, joined here by each program.
@@ -90,5 +110,7 @@ def linear_add_kernel(
         value = tl.load(x + row * K + k, k < K, other=0.0).to(tl.float32)
     value = tl.where(k < K, value, 0.0)
     acc = tl.sum(tile.to(tl.float32) * value[None, :], 1)
+    if BIAS:
+        acc += tl.load(bias + n, n < N, other=0.0).to(tl.float32)
     old = tl.load(residual + row * N + n, n < N, other=0.0)
     tl.store(residual + row * N + n, old + acc, n < N)

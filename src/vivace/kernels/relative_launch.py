@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vivace.kernels import relative_rows
+from vivace.kernels import lm_linear, relative_rows
 from vivace.kernels.lm_launch import KernelOps
 
 
@@ -43,10 +43,23 @@ class RelativeOps(KernelOps):
         slots: Tensor,
     ) -> Tensor:
         """Bias, cache write and attention of one position per row, see ``relative_reference``."""
+        out, meta = self.attend_distances_parts(qkv, bias, positions, pool, slots)
+        return out if meta is None else self._combine(out, meta, qkv.dtype)
+
+    def attend_distances_parts(
+        self,
+        qkv: Tensor,
+        bias: Tensor,
+        positions: tuple[Tensor, Tensor, Tensor],
+        pool: Tensor,
+        slots: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, not joined yet where the past is divided: parts and their ``meta``."""
         state, rows, width = self._state, qkv.shape[0], self._heads * self._head_dim
         splits, device = self.splits(rows), qkv.device
+        meta: Tensor | None = None
         if splits == 1:
-            out = meta = torch.empty(rows, width, dtype=qkv.dtype, device=device)
+            out = torch.empty(rows, width, dtype=qkv.dtype, device=device)
         else:
             out = torch.empty(rows, splits, width, dtype=torch.float32, device=device)
             meta = torch.empty(rows, splits, self._heads, 2, dtype=torch.float32, device=device)
@@ -64,7 +77,7 @@ class RelativeOps(KernelOps):
             state.stop,
             state.remaining,
             out,
-            meta,
+            out if meta is None else meta,
             pool.stride(0),
             self._table.stride(0),
             distances.stride(0),
@@ -78,4 +91,40 @@ class RelativeOps(KernelOps):
             num_stages=2,
             **self._pdl,
         )
-        return out if splits == 1 else self._combine(out, meta, qkv.dtype)
+        return out, meta
+
+    def layer_norm_linear(
+        self,
+        x: Tensor,
+        norm: tuple[Tensor, Tensor, float],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        relu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """``layer_norm(x) @ weight.T + bias`` of few rows, then ReLU if so."""
+        gain, offset, eps = norm
+        (rows, width), count = x.shape, weight.shape[0]
+        out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
+        block = 8 if count > 4096 else 4
+        lm_linear.norm_linear_kernel[(triton.cdiv(count, block), rows)](
+            x,
+            gain,
+            offset,
+            weight,
+            weight if bias is None else bias,
+            out,
+            count,
+            width,
+            eps,
+            BLOCK_N=block,
+            BLOCK_K=triton.next_power_of_2(width),
+            GATED=False,
+            LAYER=True,
+            BIAS=bias is not None,
+            RELU=relu,
+            num_warps=4,
+            **self._pdl,
+        )
+        return out

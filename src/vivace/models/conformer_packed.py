@@ -15,6 +15,7 @@ from vivace.layers.relative import RelativeEncoder, RelativeLayer, new_cache, ru
 from vivace.models.lm_ops import PlainOps, RowOps
 
 if TYPE_CHECKING:
+    from vivace.kernels.relative_launch import RelativeOps
     from vivace.models.conformer_lm import ConformerLM
 
 _HEAD_ROWS = 64  # rows of the head are padded to a multiple, so that its products are aligned
@@ -160,6 +161,20 @@ def scores(ops: DistanceOps, weights: ConformerWeights, pool: Tensor, slots: Ten
         y = ops.add_layer_norm(x, F.linear(attended, *layer.out), *layer.between)
         delta = F.linear(F.relu(F.linear(y, *layer.up)), *layer.down)
     return _head_scores(ops.add_layer_norm(x, delta, *weights.last), weights)
+
+
+def fused_scores(ops: RelativeOps, weights: ConformerWeights, pool: Tensor, slots: Tensor) -> Tensor:
+    """The same for few rows, in five kernels per layer."""
+    x = ops.embed(weights.speech, slots)
+    for layer, pages in zip(weights.layers, pool, strict=True):
+        qkv = ops.layer_norm_linear(x, layer.before, layer.qkv)
+        parts = ops.attend_distances_parts(qkv, layer.qkv_bias, layer.positions, pages, slots)
+        (out, bias), (down, down_bias) = layer.out, layer.down
+        ops.linear_add(*parts, out, x, bias)
+        ops.linear_add(
+            ops.layer_norm_linear(x, layer.between, *layer.up, relu=True), None, down, x, down_bias
+        )
+    return ops.layer_norm_linear(x, weights.last, weights.head, weights.head_bias, dtype=torch.float32)
 
 
 def embed_prompt(lm: ConformerLM, weights: ConformerWeights, ids: Tensor, embedding: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from vivace.models import conformer_packed
 from vivace.models.conformer_lm import ConformerLM
 from vivace.models.conformer_packed import ConformerWeights, DistanceOps, PlainDistanceOps
 from vivace.models.lm_launches import PAGE_TOKENS, Launch, RowPrompt
+from vivace.models.lm_ops import PlainOps
+from vivace.models.lm_packed import FUSED_ROWS
 from vivace.models.lm_paged import PagedLM
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vivace.kernels.lm_launch import KernelOps
+    from vivace.kernels.relative_launch import RelativeOps
     from vivace.models.kinds import AnyLM
 
 PROMPT_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 1024, 2048)
@@ -95,9 +98,13 @@ class PagedConformer(PagedLM):
         conformer_packed.prompt(self._distance_ops, self._lm, self._packed, self.pool, pages, x, slots)
 
     def _scores(self, slots: Tensor) -> Tensor:
-        rows, arguments = slots.shape[0], (self._distance_ops, self._packed, self.pool)
-        if not self.deterministic:
-            return conformer_packed.scores(*arguments, slots)
-        # Each row's products alone, as if it had no company.
-        each = (slots[row : row + 1] for row in range(rows))
-        return torch.cat([conformer_packed.scores(*arguments, one) for one in each])
+        rows, arguments = slots.shape[0], (self._packed, self.pool)
+        if isinstance(self.ops, PlainOps):
+            if self.deterministic:  # each row's products alone, as if it had no company
+                each = (slots[row : row + 1] for row in range(rows))
+                return torch.cat(
+                    [conformer_packed.scores(self._distance_ops, *arguments, one) for one in each]
+                )
+        elif self.deterministic or rows <= FUSED_ROWS:
+            return conformer_packed.fused_scores(cast("RelativeOps", self.ops), *arguments, slots)
+        return conformer_packed.scores(self._distance_ops, *arguments, slots)
