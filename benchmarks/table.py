@@ -48,12 +48,12 @@ def compare(generation: int, reference: Sequence[str]) -> Step:
     return Step(f"compare-{generation}", 90, COMPARE_S + 20, command, needs=(CHECKPOINTS[generation],))
 
 
-def tests(name: str, pattern: str) -> Step:
-    """Tests that run on a GPU where there is one; side by side where pytest can."""
+def tests(name: str, pattern: str, beside: int) -> Step:
+    """Tests that run on a GPU where there is one; side by side where pytest can, as far as engines leave memory."""
     files = shlex.join(str(path) for path in sorted((ROOT / "tests").glob(pattern)))
-    beside = "-n 6 " if importlib.util.find_spec("xdist") else ""
+    workers = f"-n {beside} " if importlib.util.find_spec("xdist") else ""
     command = (
-        f"python -m pytest -p no:cacheprovider -p no:benchmark -q --durations=5 --maxfail=40 {beside}{files}"
+        f"python -m pytest -p no:cacheprovider -p no:benchmark -q --durations=5 --maxfail=40 {workers}{files}"
     )
     return Step(name, 60, 170, command, has_document=False)
 
@@ -84,8 +84,8 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
         Step("serving-deterministic", 55, 120, f"{SERVING} --streams 32,128 --deterministic", full),
         Step("host-pages", 20, 60, "python -m benchmarks.kernels.host_pages"),
         Step("llm", 80, 180, f"vivace bench llm {HALF} --choices {ways}"),
-        tests("tests-cuda", "test_cuda_*.py"),
-        tests("tests-kernels", "test_kernels_*.py"),
+        tests("tests-cuda", "test_cuda_*.py", beside=2),
+        tests("tests-kernels", "test_kernels_*.py", beside=6),
         checkpoint(2),
         checkpoint(1),
         *(

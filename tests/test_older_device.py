@@ -118,6 +118,7 @@ def test_the_scheduler_knows_how_many_share_a_launch(engines):
     """So that it plans one chunk of each, not several of some; and halved launches make its steps smaller."""
     _, _, stages = engines
     assert stages.capacity.pack == 2  # the largest power of two that three rows allow
+    assert stages.capacity.wave == 4  # chunks of a stream alone: waiting for them pays
     flow = stages.flow.pieces if isinstance(stages.flow, PieceFlowRunner) else stages.flow.paged
     before, flow.launches_halved = stages.launches_halved, flow.launches_halved + 1
     assert stages.launches_halved == before + 1

@@ -281,7 +281,7 @@ class DeviceStages:
         if model.device.type == "cuda":
             max_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _FLOW_SHARE)
         paged = make_device_flow(model.flow, max_bytes, packed, alone=deterministic)
-        pieces = make_piece_flow(model.flow, packed)
+        pieces = make_piece_flow(model.flow, packed, alone=deterministic)
         flow: DeviceFlowRunner | FlowRunner
         flow = FlowRunner(model.flow) if pieces is None else PieceFlowRunner(pieces)
         pages = 1 << 60
@@ -291,11 +291,12 @@ class DeviceStages:
             if paged.pool.most_pages is not None and max_bytes is not None:
                 pages = paged.pool.most_pages - -(-kept // paged.pool.page_bytes)
         shared = paged if pieces is None else pieces  # launches of several streams
-        # Where tokens are made beside the flow's work, it gains nothing by waiting for more of them.
-        wave = 1 if paged is None or lm.runs_beside else paged.most_in_wave
+        wave = 1
+        if shared is not None and (shared.gains_by_waiting or not lm.runs_beside):
+            wave = shared.most_in_wave
         capacity = Capacity(
             batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
-            pack=shared.max_streams if shared is not None else 1,
+            pack=min(shared.max_streams, most) if shared is not None else 1,
             wave=wave,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,

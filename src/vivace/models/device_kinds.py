@@ -18,7 +18,7 @@ from vivace.models.hift_device import DeviceVocoder
 from vivace.models.hift_fade import FadingHiFT
 from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
 from vivace.models.lm_paged import PagedLM
-from vivace.models.piece_device import DevicePieceFlow
+from vivace.models.piece_device import WAVE, DevicePieceFlow
 from vivace.models.unet_device import DeviceUNetFlow
 
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
@@ -56,10 +56,14 @@ def make_device_flow(
     return None
 
 
-def make_piece_flow(flow: AnyFlow, max_rows: int) -> DevicePieceFlow | None:
-    """The flow in pieces on its own device; None for other kinds, and for the reference's way of joining pieces."""
+def make_piece_flow(flow: AnyFlow, max_streams: int, *, alone: bool = False) -> DevicePieceFlow | None:
+    """The flow in pieces on its own device; None for other kinds, and for the reference's way of joining pieces.
+
+    Args:
+        max_streams, alone: as ``make_device_flow``.
+    """
     if isinstance(flow, PieceFlow) and not isinstance(flow, FadingFlow):
-        return DevicePieceFlow(flow, max_rows=min(max_rows, MOST_UNET_STREAMS))
+        return DevicePieceFlow(flow, max_rows=1 if alone else max(WAVE, min(max_streams, MOST_UNET_STREAMS)))
     return None
 
 

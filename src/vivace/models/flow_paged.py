@@ -161,6 +161,9 @@ class PagedFlow(ABC):
     most_in_wave = 1
     """Chunks of one stream that share a launch, at most."""
 
+    gains_by_waiting = False
+    """Whether it pays to wait for more chunks of a stream even where its tokens are made beside the flow's work."""
+
     def __init__(
         self,
         device: torch.device,

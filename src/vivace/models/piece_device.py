@@ -25,6 +25,9 @@ from vivace.models.piece_solver import PieceSolver, SolverParts, WindowRow
 BUCKETS = (*range(64, 641, 64), 768, 896, 1024, 1280, 1536, 2048)
 """Frames of a row. Longer utterances run alone and without a graph: they keep a GPU busy by themselves."""
 
+WAVE = 4
+"""Pieces that a launch may have where it serves one stream."""
+
 PLANNED_FRAMES = 1024
 """Of a window with its prompt, for which kernels are compiled ahead."""
 
@@ -102,7 +105,11 @@ class DevicePieceFlow:
 
     Attributes:
         launches_halved: for want of memory, so far.
+        most_in_wave: pieces of one stream that share a launch.
     """
+
+    gains_by_waiting = True
+    """As ``PagedFlow``."""
 
     def __init__(
         self,
@@ -123,6 +130,7 @@ class DevicePieceFlow:
         self._flags = torch.zeros(FLAGS, dtype=torch.bool, pin_memory=on_gpu)
         self._launches = 0
         self.launches_halved = 0
+        self.most_in_wave = min(WAVE, max_rows)
 
     @property
     def max_streams(self) -> int:

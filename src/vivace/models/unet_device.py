@@ -36,6 +36,8 @@ class DeviceUNetFlow(PagedFlow):
         use_kernels: Triton, or the plain versions; None: on a GPU.
     """
 
+    gains_by_waiting = True
+
     def __init__(
         self,
         model: UNetFlow,
@@ -59,6 +61,7 @@ class DeviceUNetFlow(PagedFlow):
         self._use_kernels = gpu_of(device) is not None if use_kernels is None else use_kernels
         self._solvers: dict[int, UNetSolver] = {}
         self._most_chunks = 1 if alone else max(max_streams, WAVE)
+        self.most_in_wave = min(WAVE, self._most_chunks)
         super().__init__(device, self.pool, config.output_size, max_streams, BEFORE, model.check_length)
 
     @torch.no_grad()
