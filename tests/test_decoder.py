@@ -137,7 +137,7 @@ def test_tokens_are_under_way_while_a_chunk_is_made(engine, monkeypatch):
     assert all(count <= 25 + decoder.lead_tokens for count in seen)
 
 
-@pytest.mark.parametrize("lead", [0, 1, 4, 8])
+@pytest.mark.parametrize("lead", [0, 1, 4, 8, 40])
 def test_tokens_ahead_change_nothing(engine, monkeypatch, lead):
     decoder, device = parts(engine)
     voices = [noise_voice(engine._config, count, seed=count) for count in (50, 33)]

@@ -119,6 +119,7 @@ def test_the_scheduler_knows_how_many_share_a_launch(engines):
     _, _, stages = engines
     assert stages.capacity.pack == 2  # the largest power of two that three rows allow
     assert stages.capacity.wave == 4  # chunks of a stream alone: waiting for them pays
+    assert stages.capacity.beside_tokens == 2 * stages.capacity.chunk_tokens
     flow = stages.flow.pieces if isinstance(stages.flow, PieceFlowRunner) else stages.flow.paged
     before, flow.launches_halved = stages.launches_halved, flow.launches_halved + 1
     assert stages.launches_halved == before + 1

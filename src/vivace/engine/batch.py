@@ -85,7 +85,7 @@ class BatchRunner:
     def __init__(self, stages: Stages, device: DeviceStages) -> None:
         self._stages, self._device = stages, device
         self._flow: Any = device.flow
-        self.decoder = BatchDecoder(stages, device.lm)
+        self.decoder = BatchDecoder(stages, device.lm, device.capacity.beside_tokens)
 
     def collect(self) -> Iterator[Outcome]:
         """Takes tokens that earlier steps queued."""

@@ -36,11 +36,12 @@ class BatchDecoder:
     Args:
         stages: what is common to all ways of running.
         lm: makes the tokens.
-        lead_tokens: see ``LEAD_TOKENS``.
+        lead_tokens: see ``LEAD_TOKENS``; more where a launch of the flow takes so long that more are made beside it.
+            Before a request's first audio it is the least.
     """
 
     def __init__(self, stages: Stages, lm: LMDevice, lead_tokens: int = LEAD_TOKENS) -> None:
-        self._stages, self._lm, self.lead_tokens = stages, lm, lead_tokens
+        self._stages, self._lm, self.lead_tokens = stages, lm, max(LEAD_TOKENS, lead_tokens)
         self._decoding: dict[DeviceLMSession, _Decoding] = {}
 
     @property
@@ -174,8 +175,9 @@ class BatchDecoder:
         needed = plan.tokens_until_audio(max(done, plan.ready_border(known)), known)
         needed = max(0, min(count, needed) - under_way)
         early = max(0, self.early_tokens(live, segment) - len(segment.tokens) - under_way)
-        lead = self.lead_tokens if count >= under_way + needed + self.lead_tokens else 0
-        if not needed and under_way >= self.lead_tokens:
+        most = LEAD_TOKENS if live.ticket.first_ms < 0 else self.lead_tokens
+        lead = min(most, count - under_way - needed)
+        if lead < LEAD_TOKENS or (not needed and under_way >= most):
             lead = 0
         return [early, needed - early, lead] if 0 < early < needed else [needed, lead]
 

@@ -68,6 +68,7 @@ _FLOW_SHARE = 0.75  # of the memory that is free then, for pages of the flow
 _TEXT_POSITIONS = 1024  # of a row, beyond the longest speech
 _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the speech LM
 _TYPICAL_POSITIONS = 2048
+_BESIDE_CHUNKS = 2  # whose tokens are made in the time of a launch of the older generations' flows
 
 _log = logging.getLogger(__name__)
 
@@ -291,9 +292,10 @@ class DeviceStages:
             if paged.pool.most_pages is not None and max_bytes is not None:
                 pages = paged.pool.most_pages - -(-kept // paged.pool.page_bytes)
         shared = paged if pieces is None else pieces  # launches of several streams
-        wave = 1
+        wave, beside = 1, 0
         if shared is not None and (shared.gains_by_waiting or not lm.runs_beside):
             wave = shared.most_in_wave
+            beside = _BESIDE_CHUNKS * config.chunk_tokens if lm.runs_beside else 0
         capacity = Capacity(
             batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
             pack=min(shared.max_streams, most) if shared is not None else 1,
@@ -303,6 +305,7 @@ class DeviceStages:
             kv_pages=lm.rows.num_free_pages,
             flow_pages=pages,
             chunk_tokens=config.chunk_tokens,
+            beside_tokens=beside,
         )
         return cls(lm, flow, vocoder, model.vocoder, capacity)
 

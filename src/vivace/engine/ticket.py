@@ -96,6 +96,8 @@ class Capacity:
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
         host_cache: pages of the speech LM's cache that it has room for.
         chunk_tokens: speech tokens of a chunk.
+        beside_tokens: tokens that a row may decode beside a launch of the flow while hardly anybody else does, where
+            that takes longer than ``Policy.quiet_tokens``.
     """
 
     batch: int = 1
@@ -108,6 +110,7 @@ class Capacity:
     host_pages: int = 0
     host_cache: int = 1 << 60
     chunk_tokens: int = 25
+    beside_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
