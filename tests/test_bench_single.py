@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -80,3 +81,18 @@ def test_work_of_the_full_model_is_what_its_parameters_say():
 def test_percentile_is_a_value_of_the_list():
     ordered = [1.0, 2.0, 3.0, 4.0]
     assert [single.percentile(ordered, percent) for percent in (1, 50, 75, 99)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_engine_is_opened_as_by_its_users(monkeypatch):
+    """So that the time to ready is theirs: with kernels compiled ahead, but for the plain way, which has none."""
+    asked = []
+
+    @contextmanager
+    def note(folder, device, dtype, max_streams, *, deterministic):
+        asked.append((device, dtype, max_streams, deterministic))
+        yield
+
+    monkeypatch.setattr(single, "compile_ahead", note)
+    single.Bench("mini", "cpu", torch.float32, 1.0, 3).close()
+    single.Bench("mini", "cpu", torch.float32, 1.0, is_plain=True).close()
+    assert asked == [("cpu", torch.float32, 3, False)]

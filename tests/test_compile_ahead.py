@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,16 +194,35 @@ def test_nothing_starts_when_the_cache_is_full(started, tmp_path):
 
 def test_nothing_starts_without_cores_or_for_the_plain_way(started, monkeypatch):
     assert CompileAhead.start(None) is None
-    with compile_ahead(ROOT, "cpu", torch.float32, 2, deterministic=False) as wait:
-        wait()
-    with compile_ahead(ROOT / "nothing", "cuda:99", torch.float32, 2, deterministic=False) as wait:
-        wait()
+    with compile_ahead(ROOT, "cpu", torch.float32, 2, deterministic=False):
+        pass
+    with compile_ahead(ROOT / "nothing", "cuda:99", torch.float32, 2, deterministic=False):
+        pass
     monkeypatch.setattr(module, "num_workers", lambda: 1)
     assert CompileAhead.start(KIND) is None
     monkeypatch.setattr(module, "num_workers", lambda: 4)
     monkeypatch.setattr(module, "can_launch", lambda: False)
     assert CompileAhead.start(KIND) is None
     assert not started
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_rest_is_waited_for_once_the_weights_are_there(monkeypatch, fails):
+    """And by nobody where they could not be read."""
+    told = []
+    ahead = SimpleNamespace(wait=lambda: told.append("wait"), close=lambda: told.append("close"))
+    monkeypatch.setattr(module, "resolve_device", torch.device)
+    monkeypatch.setattr(module, "load_config", lambda folder: KIND.config)
+    monkeypatch.setattr(module, "engine_kind", lambda *arguments, **options: KIND)
+    monkeypatch.setattr(CompileAhead, "start", lambda kind: ahead)
+    with (
+        pytest.raises(OSError, match="disk") if fails else nullcontext(),
+        compile_ahead(ROOT, "cuda:0", torch.bfloat16, 2, deterministic=False),
+    ):
+        told.append("load")
+        if fails:
+            raise OSError("disk")
+    assert told == (["load", "close"] if fails else ["load", "wait", "close"])
 
 
 def test_a_folder_that_cannot_be_written_costs_one_warning(started, monkeypatch, tmp_path, caplog):

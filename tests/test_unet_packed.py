@@ -132,6 +132,21 @@ def test_norm_linear(dtype, frames, width, size, with_bias, gelu):
     close(got, wanted, dtype)
 
 
+def test_many_rows_of_float32_are_multiplied_by_a_library(monkeypatch):
+    norm = random(48, seed=1), random(48, seed=2), 1e-5
+    x, weight, bias = random(2, 200, 48, seed=3), random(80, 48, seed=4), random(80, seed=5)
+    for kernel in ("block_norm_linear_kernel", "block_linear_add_kernel"):
+        monkeypatch.setattr(f"vivace.kernels.unet_launch.{kernel}", None)
+    sums = []
+    for ops in (KernelUNetOps(), PlainUNetOps()):
+        total = random(2, 200, 48, seed=6)
+        ops.linear_add(
+            total, ops.norm_linear(x, norm, weight, bias, gelu=True), (weight.t().contiguous(), bias[:48])
+        )
+        sums.append(total)
+    assert torch.equal(*sums)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("frames", "width", "size"), [(7, 48, 80), (75, 256, 33)])
 def test_linear_add(dtype, frames, width, size):

@@ -18,6 +18,7 @@ from vivace.bench.ladder_lm import open_decoder
 from vivace.bench.ladder_setup import LIMITS, Setup, fix_length
 from vivace.bench.ladder_speech import Hops, Phrase, Spoken, Stages
 from vivace.datatypes import SamplingParams
+from vivace.engine.compile_ahead import compile_ahead
 from vivace.engine.engine import Engine
 from vivace.engine.lm_kernels import kernels_run_on
 from vivace.engine.lm_runner import PlainSequence
@@ -126,7 +127,9 @@ class Measurer:
         dtype = torch.bfloat16 if setup.device.type == "cuda" else torch.float32
         if switches.int8:
             dtype = torch.int8
-        assets = load_assets(Path(setup.folder), device=str(setup.device), dtype=dtype, limits=LIMITS)
+        folder, device = Path(setup.folder), str(setup.device)
+        with compile_ahead(folder, device, dtype, 1, deterministic=False):
+            assets = load_assets(folder, device=device, dtype=dtype, limits=LIMITS)
         with Engine(assets, max_streams=1) as engine:
             engine.warm_up()
             dispatch_s = _launch_s(engine, assets)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,9 @@ import torch
 from vivace.bench.common import heading
 from vivace.bench.floors import floor_rtf, measure_ceilings, stage_work
 from vivace.bench.timeline import timeline_svg
+from vivace.checkpoint import model_folder
 from vivace.datatypes import AudioChunk, SamplingParams, SynthesisResult
+from vivace.engine.compile_ahead import compile_ahead
 from vivace.engine.engine import Engine
 from vivace.engine.loading import load_assets
 from vivace.engine.request import SynthesisRequest
@@ -74,7 +77,13 @@ class Bench:
             model = str(Path(self._folder.name) / RANDOM)
             write_random_checkpoint(model, "full")
             started = time.perf_counter()
-        self.assets = load_assets(model, device=device, dtype=dtype)
+        # As ``Engine.open``; the plain way has no kernels.
+        with (
+            nullcontext()
+            if is_plain
+            else compile_ahead(model_folder(model), device, dtype, max_streams, deterministic=deterministic)
+        ):
+            self.assets = load_assets(model, device=device, dtype=dtype)
         target = self.assets.model.device
         self.loaded_bytes = torch.cuda.memory_allocated(target) if target.type == "cuda" else 0
         noise = None

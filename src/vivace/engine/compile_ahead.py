@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,8 +74,8 @@ def can_launch() -> bool:
 @contextmanager
 def compile_ahead(
     folder: Path, device: str, dtype: torch.dtype, max_streams: int, *, deterministic: bool
-) -> Iterator[Callable[[], object]]:
-    """Compiles what an engine for a model folder lacks while the body runs; gives what waits for it.
+) -> Iterator[None]:
+    """Compiles what an engine for a model folder lacks while the body runs, and at its end waits for the rest.
 
     Nothing happens on a CPU, or for what ``load_assets`` will refuse.
     """
@@ -86,7 +86,9 @@ def compile_ahead(
             kind = engine_kind(load_config(folder), resolved, dtype, max_streams, deterministic=deterministic)
             ahead = CompileAhead.start(kind)
     try:
-        yield (lambda: None) if ahead is None else ahead.wait
+        yield
+        if ahead is not None:
+            ahead.wait()
     finally:
         if ahead is not None:
             ahead.close()

@@ -140,7 +140,7 @@ class Engine:
         streams = max_streams or FEW_STREAMS
         if dtype is None:
             dtype = default_dtype(resolve_device(device))
-        with compile_ahead(model_folder(model), device, dtype, streams, deterministic=deterministic) as wait:
+        with compile_ahead(model_folder(model), device, dtype, streams, deterministic=deterministic):
             assets = load_assets(
                 model,
                 device=device,
@@ -150,7 +150,6 @@ class Engine:
                 limits=limits,
                 tokenizer=tokenizer,
             )
-            wait()
         engine = cls(
             assets, max_streams=max_streams, deterministic=deterministic, host_memory_gb=host_memory_gb
         )

@@ -15,6 +15,7 @@ from vivace.kernels.unet_reference import Linear, Norm, PlainUNetOps
 from vivace.kernels.unet_rows import group_norm_mish_kernel, masked_add_kernel
 
 _MOST_VALUES = 32_768  # of a group that one program holds at once
+_FLOAT32_ROWS = 256
 _COLUMNS = 64  # of a product behind a norm that one program computes
 
 
@@ -66,7 +67,10 @@ class KernelUNetOps(PlainUNetOps):
     ) -> Tensor:
         gain, offset, eps = norm
         width, size = x.shape[-1], len(weight)
-        rows, out = x.numel() // width, x.new_empty(*x.shape[:-1], size)
+        rows = x.numel() // width
+        if _is_for_library(weight, rows):
+            return super().norm_linear(x, norm, weight, bias, gelu=gelu)
+        out = x.new_empty(*x.shape[:-1], size)
         block = _rows_of_block(rows)
         block_norm_linear_kernel[(triton.cdiv(size, _COLUMNS), triton.cdiv(rows, block))](
             x,
@@ -93,6 +97,9 @@ class KernelUNetOps(PlainUNetOps):
         weight, bias = linear
         width, size = y.shape[-1], len(weight)
         rows = x.numel() // size
+        if _is_for_library(weight, rows):
+            super().linear_add(x, y, linear)
+            return
         block, columns = _rows_of_block(rows), 32
         block_linear_add_kernel[(triton.cdiv(size, columns), triton.cdiv(rows, block))](
             y,
@@ -134,6 +141,11 @@ class KernelUNetOps(PlainUNetOps):
 def _rows_of_block(rows: int) -> int:
     """Rows that one program computes: few where there are few, so that all multiprocessors have some."""
     return 16 if rows <= 128 else 32 if rows <= 1024 else 64
+
+
+def _is_for_library(weight: Tensor, rows: int) -> bool:
+    """Triton multiplies float32 without tensor cores, or rounds: for many rows cuBLAS is faster."""
+    return weight.dtype == torch.float32 and rows > _FLOAT32_ROWS
 
 
 def overlap(device: torch.device) -> dict[str, Any]:
