@@ -38,7 +38,7 @@ FIGURES = {
 }
 
 
-SAME = ("commit", "hardware", "torch", "model", "precision", "audio_seconds", "loop", "max_streams", "voices")
+SAME = ("hardware", "torch", "model", "precision", "audio_seconds", "loop", "max_streams", "voices")
 """What rows of one sweep have in common."""
 LOADS = ("streams", "rate", "offline")
 
@@ -114,8 +114,8 @@ def profile(row: Row) -> str:
 def sweep(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The last row of the default mode with the points of all rows that belong to it, by load.
 
-    A sweep may stand in several rows: every row of the same commit, hardware, model and settings belongs to it. A load
-    that was measured twice counts as it was measured last.
+    A sweep may stand in several rows: every row of the same hardware, model and settings belongs to it. A load that
+    was measured twice counts as it was measured last; ``commit`` names those of all loads, the oldest first.
 
     Raises:
         ValueError: no row has listeners who play what they hear, in the default mode.
@@ -126,13 +126,19 @@ def sweep(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         raise ValueError("no row has listeners who ask again behind playback")
     last = drawn[-1]
     points = {
-        _load(point): point
-        for row in found
+        _load(point): (point, number)
+        for number, row in enumerate(found)
         if all(row[name] == last[name] for name in SAME)
         for point in row["points"]
     }
-    merged = [points[load] for load in sorted(points)]
-    return last | {"points": merged, "most_streams_in_real_time": most_in_real_time(merged)}
+    merged = [points[load][0] for load in sorted(points)]
+    numbers = sorted({number for _, number in points.values()})
+    commits = ", ".join(dict.fromkeys(found[number]["commit"] for number in numbers))
+    return last | {
+        "commit": commits,
+        "points": merged,
+        "most_streams_in_real_time": most_in_real_time(merged),
+    }
 
 
 def _load(point: dict[str, Any]) -> tuple[int, float]:

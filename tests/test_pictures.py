@@ -31,7 +31,8 @@ def test_a_sweep_in_several_rows():
         return base | {"commit": "abc1234", "points": list(points)} | other
 
     rows_of_file = [
-        row(point | {"streams": 7}, commit="older00"),
+        row(point | {"streams": 7}, point | {"streams": 32}, commit="older00"),
+        row(point | {"streams": 9}, commit="another", max_streams=3),
         row(point | {"streams": 1, "ttfb_ms_p50": 99.0}, point | {"streams": 32}),
         row(point | {"streams": 400}, point | {"streams": 1, "ttfb_ms_p50": 21.5}, others | {"offline": 400}),
         row(others | {"rate": 10.0}),
@@ -41,7 +42,8 @@ def test_a_sweep_in_several_rows():
     ]
     merged = pictures.sweep(rows_of_file[:-1])
     loads = [point.get("streams", point.get("rate", point.get("offline"))) for point in merged["points"]]
-    assert loads == [1, 32, 400, 10.0, 400]
+    assert loads == [1, 7, 32, 400, 10.0, 400]
+    assert merged["commit"] == "older00, abc1234"
     assert merged["points"][0]["ttfb_ms_p50"] == 21.5
     assert merged["most_streams_in_real_time"] == 400
     drawn = serving_svg(merged)
@@ -49,7 +51,7 @@ def test_a_sweep_in_several_rows():
     assert "p50, 32:" in drawn
     assert [point["streams"] for point in pictures.sweep(rows_of_file)["points"]] == [3]
     with pytest.raises(ValueError, match="no row"):
-        pictures.sweep(rows_of_file[4:6])
+        pictures.sweep(rows_of_file[5:7])
 
 
 def test_committed_pictures_of_a_cpu_are_those_of_the_rows():
