@@ -203,6 +203,19 @@ def test_all_tokens_of_a_first_chunk_in_one_step_and_the_others_step_along():
     assert dict(scheduler.plan(10_000).decode) == {1: 32, 2: 28}
 
 
+@pytest.mark.parametrize(
+    ("is_new", "rows", "burst"), [(False, 4, 50), (True, 4, 50), (True, 5, 32), (False, 5, 16)]
+)
+def test_few_rows_decode_as_long_as_a_launch_of_the_flow_takes(is_new, rows, burst):
+    """With more of them a new one would wait for tokens that nobody needs yet."""
+    scheduler = make(Capacity(batch=8, beside_tokens=50))
+    for request_id in range(1, rows):
+        scheduler.add(playing(request_id, 2000, tokens_until_audio=10))
+    state = {} if is_new else {"first_ms": 9_000, "audio_ms": 3000}
+    scheduler.add(Ticket(rows, tokens_until_audio=28, submitted_ms=9_990, **state))
+    assert max(count for _, count in scheduler.plan(10_000).decode) == burst
+
+
 def test_the_first_chunk_gets_its_tokens_and_no_more():
     scheduler = make()
     scheduler.add(Ticket(1, tokens_until_audio=13))

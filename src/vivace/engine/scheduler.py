@@ -270,8 +270,9 @@ class Scheduler:
         policy, chunk = self.policy, self.capacity.chunk_tokens
         # A first chunk gets all its tokens in one step, and meanwhile the other rows step along.
         is_new = any(ticket.first_ms < 0 and ticket.tokens_until_audio for _, _, _, ticket in ready)
-        is_long = is_new or len(ready) <= policy.quiet_rows
-        burst = max(policy.quiet_tokens, self.capacity.beside_tokens) if is_long else policy.burst_tokens
+        burst = policy.quiet_tokens if is_new else policy.burst_tokens
+        if len(ready) <= policy.quiet_rows:
+            burst = max(policy.quiet_tokens, self.capacity.beside_tokens)
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:
