@@ -20,8 +20,7 @@ from vivace.config import Limits
 from vivace.engine import compile_ahead as module
 from vivace.engine.compile_ahead import CompileAhead, CompileReport, compile_ahead, engine_kind
 from vivace.engine.device_stages import DeviceStages
-from vivace.engine.kernel_compiler import END
-from vivace.engine.kernel_index import index_file, is_complete, write_index
+from vivace.engine.kernel_index import END, index_file, is_complete, write_index
 from vivace.engine.kernel_plan import EngineKind
 from vivace.kernels.gpu import Gpu, gpu_of, num_multiprocessors, stands_for
 from vivace.random_checkpoint import tiny_config

@@ -24,7 +24,7 @@ import torch
 from vivace.checkpoint import load_config
 from vivace.checkpoint.loading import resolve_device
 from vivace.config import ModelConfig
-from vivace.engine.kernel_index import index_file, is_complete
+from vivace.engine.kernel_index import END, index_file, is_complete
 from vivace.engine.kernel_plan import EngineKind
 from vivace.environment import compiler_environment
 from vivace.errors import VivaceError
@@ -213,8 +213,6 @@ def _lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 def _has_ended(data: bytes) -> bool:
     """Whether nothing more is to be expected."""
-    from vivace.engine.kernel_compiler import END
-
     return END in _lines(data[-1000:])
 
 

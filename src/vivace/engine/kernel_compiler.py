@@ -18,14 +18,11 @@ import torch
 
 from vivace.checkpoint.config_json import from_json, to_json
 from vivace.config import ModelConfig
-from vivace.engine.kernel_index import index_file, is_complete, write_index
+from vivace.engine.kernel_index import END, index_file, is_complete, write_index
 from vivace.engine.kernel_plan import EngineKind, plan
 from vivace.kernels.compile_pool import CompilePool, Outcome
 from vivace.kernels.gpu import Gpu
 from vivace.kernels.triton_cache import use_cache_folder
-
-END = {"ended": True}
-"""The last line. Whoever waits for the process to end waits for what its libraries have started, too."""
 
 KERNEL_S = 90.0
 """One kernel may take so long; the slowest takes a few seconds."""
