@@ -3,6 +3,7 @@
 The complete matrix of models and GPUs: ``python -m benchmarks.kernels.compile`` (eight minutes of processor time).
 """
 
+import io
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import torch
 
 from vivace.config import Limits
 from vivace.engine import compile_ahead as module
+from vivace.engine import kernel_compiler
 from vivace.engine.compile_ahead import CompileAhead, CompileReport, compile_ahead, engine_kind
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.kernel_index import END, index_file, is_complete, write_index
@@ -152,6 +154,44 @@ def test_a_process_that_fails_or_hangs_is_given_up(text):
     assert not report.is_complete
     assert report.kernels <= 1
     assert ahead._process.returncode is not None
+
+
+def test_whoever_waits_for_its_turn_says_so(tmp_path, monkeypatch):
+    """Or it would be taken for lost while another engine's process compiles the same."""
+    monkeypatch.setattr(kernel_compiler, "_TURN_S", 0.001)
+    lock, out = tmp_path / "kernels.lock", io.StringIO()
+    with kernel_compiler._alone(lock, io.StringIO(), None):
+        monkeypatch.setattr(kernel_compiler, "_TURNS", 3)
+        with pytest.raises(InterruptedError), kernel_compiler._alone(lock, out, None):
+            pass
+        assert [json.loads(line) for line in out.getvalue().splitlines()] == [{}] * 3
+        monkeypatch.setattr(kernel_compiler, "_TURNS", 10**9)
+        stop, other = os.pipe()
+        os.close(other)  # its engine has gone
+        with pytest.raises(InterruptedError), kernel_compiler._alone(lock, out, stop):
+            pass
+        os.close(stop)
+    with kernel_compiler._alone(lock, out, None):
+        assert len(out.getvalue().splitlines()) == 4
+
+
+def test_it_ends_once(monkeypatch):
+    """Its process number may be somebody else's the second time."""
+    ahead = CompileAhead(KIND, 2, command("input()"))
+    ahead.close()
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("killed again"))
+    ahead.close()
+
+
+def test_a_slow_machine_has_time_for_each_kernel(monkeypatch):
+    """Where nobody waits for an engine, a kernel that takes long is not taken for a lost process."""
+    given = []
+    report = CompileReport(0, 0.0, ("", 0.0), (), is_complete=True, folder="")
+    monkeypatch.setattr(CompileAhead, "__init__", lambda self, kind, workers: None)
+    monkeypatch.setattr(CompileAhead, "wait", lambda self, silence_s: given.append(silence_s) or report)
+    monkeypatch.setattr(CompileAhead, "close", lambda self: None)
+    assert module.compile_now(KIND) is report
+    assert given[0] > kernel_compiler.KERNEL_S
 
 
 def test_it_ends_with_the_engine():

@@ -106,10 +106,12 @@ def engine_kind(
 
 
 def compile_now(kind: EngineKind) -> CompileReport:
-    """Compiles all kernels of an engine, on any machine; what is there already is not counted."""
+    """Compiles all kernels of an engine, on any machine, however slow; what is there already is not counted."""
+    from vivace.engine.kernel_compiler import KERNEL_S
+
     ahead = CompileAhead(kind, num_workers())
     try:
-        return ahead.wait()
+        return ahead.wait(KERNEL_S + _SILENCE_S)
     finally:
         ahead.close()
 
@@ -189,9 +191,11 @@ class CompileAhead:
         return report
 
     def close(self) -> None:
-        """Ends the process, if it still runs."""
+        """Ends the process, if it still runs. Doing so twice is allowed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        if self._process.stdout.closed:  # its number may be another one's by now
+            return
         with suppress(OSError):
             self._process.stdin.close()  # it ends its children, then itself
         with suppress(subprocess.TimeoutExpired):

@@ -1,13 +1,15 @@
 """The process that compiles an engine's kernels before it needs them: ``python -m vivace.engine.kernel_compiler``.
 
-Reads what to compile as one line of JSON, writes one line for every kernel and one behind the last, and ends when its
-input ends: then nobody needs the kernels any more. It sees no GPU, so it takes none of its memory.
+Reads what to compile as one line of JSON, writes one line for every kernel, one behind the last, and empty ones while
+another process compiles the same; ends when its input ends: then nobody needs the kernels any more. It sees no GPU, so
+it takes none of its memory.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +28,8 @@ from vivace.kernels.triton_cache import use_cache_folder
 
 KERNEL_S = 90.0
 """One kernel may take so long; the slowest takes a few seconds."""
+
+_TURN_S, _TURNS = 1.0, 120  # how often to ask whether another process has ended, and how many times
 
 
 def order_of(kind: EngineKind, workers: int) -> str:
@@ -60,7 +64,7 @@ def read_order(line: str) -> tuple[EngineKind, int]:
 def run(kind: EngineKind, workers: int, out: TextIO, stop: int | None) -> bool:
     """Compiles all kernels of an engine that are not there yet; whether all of them could be compiled."""
     index = index_file(kind, use_cache_folder())
-    with _alone(index.with_suffix(".lock")):
+    with _alone(index.with_suffix(".lock"), out, stop):
         if is_complete(index):  # another process was faster
             return True
         pool = CompilePool(
@@ -88,7 +92,7 @@ def _tell(out: TextIO, outcome: Outcome) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _alone(lock: Path, out: TextIO, stop: int | None) -> Iterator[None]:
     """One process at a time for the same kernels, where that can be had."""
     with suppress(OSError):
         lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,9 +102,28 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
         return
     with stream:
-        with suppress(OSError):  # some file systems have no locks
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        _take_turn(stream, out, stop)
         yield
+
+
+def _take_turn(stream: TextIO, out: TextIO, stop: int | None) -> None:
+    """Waits for the lock, with empty news meanwhile: silence would be taken for the end of the process.
+
+    Raises:
+        InterruptedError: nobody needs the kernels any more, or the other process takes too long.
+    """
+    for _ in range(_TURNS):
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            out.write("{}\n")
+            out.flush()
+        except OSError:  # some file systems have no locks
+            return
+        if select.select([] if stop is None else [stop], [], [], _TURN_S)[0]:
+            break
+    raise InterruptedError
 
 
 def main() -> None:
