@@ -11,6 +11,7 @@ from tests.test_flow_unet import FOLDER, inputs, model, vectors  # noqa: F401  (
 from vivace.errors import SynthesisError
 from vivace.models.unet_device import DeviceUNetFlow
 from vivace.models.unet_pages import UNetPages
+from vivace.models.unet_solver import UNetSolver
 
 ATOL = 2e-4
 
@@ -83,6 +84,44 @@ def test_launches_are_as_few_as_can_be(model, vectors):  # noqa: F811
         mels[alone] = [handle.check() for handle in handles]
         assert launched == wanted
     torch.testing.assert_close(mels[False], mels[True], atol=ATOL, rtol=0)
+
+
+def test_launches_that_do_not_fit_are_halved(model, vectors, monkeypatch):  # noqa: F811
+    """Whose rows they are: three chunks of one stream and one of another; a chunk that fits nowhere fails alone."""
+    tokens, prompt_mel, embedding = inputs(vectors)
+    texts, run, too_long = [tokens[:60].tolist(), tokens[:40].tolist()], UNetSolver.run, []
+    flow = DeviceUNetFlow(model, max_bytes=pages(model, 12))
+
+    def refuse(solver, num_pages):
+        if solver.chunks > 1 or num_pages in too_long:
+            raise torch.OutOfMemoryError("no memory")
+        run(solver, num_pages)
+
+    monkeypatch.setattr(UNetSolver, "run", refuse)
+    streams = [flow.open(embedding, prompt_mel), flow.open(-embedding, prompt_mel[:0])]
+    alone = [flow.step(flow.fork(stream), text, True) for stream, text in zip(streams, texts, strict=True)]
+    before = flow.launches_halved, flow.pages_in_use
+    items = [(flow.fork(stream), text, True) for stream, text in zip(streams, texts, strict=True)]
+    for handle, wanted in zip(flow.launch_batch(items), alone, strict=True):
+        torch.testing.assert_close(handle.check(), wanted, atol=ATOL, rtol=0)
+    assert flow.launches_halved > before[0]
+    for stream, _, _ in items:
+        flow.close(stream)
+    assert flow.pages_in_use == before[1]
+
+    too_long.append(4)  # pages that the first stream's third chunk looks back on
+    handles = flow.launch_batch([(stream, text, True) for stream, text in zip(streams, texts, strict=True)])
+    with pytest.raises(torch.OutOfMemoryError):
+        handles[0].check()
+    torch.testing.assert_close(handles[1].check(), alone[1], atol=ATOL, rtol=0)
+    assert (streams[0].pages, streams[0].waiting, streams[0].length, streams[0].finished) == (
+        [],
+        [],
+        0,
+        False,
+    )
+    too_long.clear()
+    torch.testing.assert_close(flow.step(streams[0], texts[0], True), alone[0], atol=ATOL, rtol=0)
 
 
 def test_a_prompt_is_computed_once_and_shared(device, vectors):  # noqa: F811
