@@ -102,14 +102,22 @@ def test_a_piece_that_fails_takes_its_own_stream(flow, device, vectors, launches
     torch.testing.assert_close(again.check(), wanted, atol=ATOL, rtol=0)
 
 
+@pytest.mark.parametrize(("kind", "name"), [(PieceSolver, "run"), (DevicePieceFlow, "_row")])
 @torch.inference_mode()
-def test_what_is_no_streams_fault_leaves_all_as_they_were(flow, device, vectors, monkeypatch):  # noqa: F811
+def test_what_is_no_streams_fault_leaves_all_as_they_were(
+    flow,
+    device,
+    vectors,  # noqa: F811
+    monkeypatch,
+    kind,
+    name,
+):
     """So that whoever gives the same tokens again gets the same frames."""
     tokens, prompt_mel, embedding = inputs(vectors)
     stream = flow.new_stream(embedding, prompt_mel)
     text, before = tokens[:170].tolist(), state(stream)
     with monkeypatch.context() as patched:
-        patched.setattr(PieceSolver, "run", lambda self: 1 // 0)
+        patched.setattr(kind, name, lambda self, *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             device.launch_batch([(stream, text, True)])
     assert state(stream) == before

@@ -8,7 +8,7 @@ as many for one row as for several. Where memory is missing for so many rows, ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,22 +163,12 @@ class DevicePieceFlow:
         Raises:
             Exception: what is no stream's own; all streams are as they were before.
         """
-        works = [self._begin(*item) for item in items]
-        for work in works:
-            if work.error is None:
-                work.jobs = self._plan(work)
-        return self._compute(works)
+        return self._compute([self._begin(*item) for item in items], self._plan)
 
     @torch.no_grad()
     def generate_batch(self, items: Sequence[WholeItem]) -> list[MelHandle]:
         """Whole utterances, as ``PieceFlow.generate``; errors lie in the handles. Raises as ``launch_batch``."""
-        works = [self._begin(stream, tokens, True) for stream, tokens in items]
-        for work in works:
-            stream = work.stream
-            if work.error is None and stream.tokens:
-                window = Window(stream.tokens, 0, is_whole=True, is_last=True)
-                work.jobs.append(_Job(work, self._row(stream, window), None, stream.known))
-        return self._compute(works)
+        return self._compute([self._begin(*item, True) for item in items], self._plan_whole)
 
     def solver(self, rows: int, frames: int) -> PieceSolver:
         """The solver for so many rows of up to so many frames; made at first use, or by ``warm_up``."""
@@ -222,9 +212,20 @@ class DevicePieceFlow:
             ahead.done += count  # windows begin at ``first``, which stays
         return jobs
 
-    def _compute(self, works: list[_Work]) -> list[MelHandle]:
-        """Launches all jobs, then joins each stream's pieces in their order."""
+    def _plan_whole(self, work: _Work) -> list[_Job]:
+        """All tokens of the stream at once."""
+        stream = work.stream
+        if not stream.tokens:
+            return []
+        window = Window(stream.tokens, 0, is_whole=True, is_last=True)
+        return [_Job(work, self._row(stream, window), None, stream.known)]
+
+    def _compute(self, works: list[_Work], plan: Callable[[_Work], list[_Job]]) -> list[MelHandle]:
+        """Plans and launches all jobs, then joins each stream's pieces in their order."""
         try:
+            for work in works:
+                if work.error is None:
+                    work.jobs = plan(work)
             self._run([job for work in works for job in work.jobs])
             self._join(works)
             return self._handles(works)
