@@ -1,4 +1,4 @@
-"""Triton kernels of CosyVoice 2's U-Net, a chunk of each of many streams: what it keeps lies in pages.
+"""Triton kernels of CosyVoice 2's U-Net, chunks of many streams and successive ones of one: what they keep is in pages.
 
 Rows are the two guidance branches of a chunk, one behind the other; ``packet`` int64 ``[chunks, width]`` holds of each
 its first frame, its valid frames, its own page, the page before, how many chunks of its stream stand before it in this

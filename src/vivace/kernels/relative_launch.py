@@ -1,4 +1,7 @@
-"""Launches the Triton kernels of CosyVoice-300M's speech LM; the same methods as ``lm_ops.PlainRelativeOps``."""
+"""Launches the Triton kernels of CosyVoice-300M's speech LM.
+
+The methods of ``vivace.models.conformer_packed.PlainDistanceOps``, and those of ``fused_scores`` beside them.
+"""
 
 from __future__ import annotations
 

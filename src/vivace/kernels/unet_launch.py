@@ -1,4 +1,7 @@
-"""Launches the Triton kernels of CosyVoice-300M's U-Net; the same methods as ``unet_reference.PlainUNetOps``."""
+"""Launches the Triton kernels of CosyVoice-300M's U-Net, and of the transformer blocks of CosyVoice 2's.
+
+The same methods as ``unet_reference.PlainUNetOps``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain PyTorch versions of the kernels in ``unet_rows``: the definition, and what runs without Triton.
+"""Plain PyTorch versions of the kernels in ``unet_rows`` and ``block_rows``: the definition; they run without Triton.
 
 None of them waits for the device, so that they can be captured in a graph.
 """

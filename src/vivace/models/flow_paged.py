@@ -318,7 +318,7 @@ class PagedFlow(ABC):
         """Launches the next chunk of each, and notes it (``_note``); as many of one stream as it is there times."""
 
     def _choose(self, active: list[Work]) -> list[Work]:
-        """Who shares the next launch: several streams, or one that is there several times.
+        """Who shares the next launch: a stream is there once for each of its chunks in it, one behind the other.
 
         Args:
             active: those who have chunks left, most chunks first.

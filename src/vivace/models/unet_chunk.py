@@ -1,4 +1,5 @@
-"""The causal U-Net for a chunk of each of many streams, channels last, in few kernels; what it keeps lies in pages.
+"""The causal U-Net for chunks of many streams, or several of one, channels last, in few kernels; what they keep lies in
+pages.
 
 ``PreparedUNet.velocity`` is the definition for one stream. Number of the Euler step, pages and lengths are read on the
 device, so that one CUDA graph serves every step and any number of pages.
