@@ -44,12 +44,31 @@ def is_audio_near_silent(samples: Samples, voice: Voice, config: ModelConfig) ->
 
     It peaks between 1.5 below and 1.0 above what the flow made (embedded model, four voices, near the limit).
     """
+    hop, limit = config.vocoder.hop_samples, _limit(voice)
+    # One loud frame says that it is not silent, and of speech the loudest place has it: seldom the rest is looked at.
+    return _inner_peak(_loudest(samples, hop), config) < limit and _inner_peak(samples, config) < limit
+
+
+def _loudest(samples: Samples, hop: int) -> Samples:
+    """Some frames of the samples ``[n]`` around the loudest place that counts; all of them if they are few.
+
+    They begin at a frame of the whole, so that all but the first and last ``EDGE_FRAMES`` of their mel are its frames.
+    """
+    num_frames = len(samples) // hop
+    if num_frames <= 2 * EDGE_FRAMES:
+        return samples
+    inner = samples[EDGE_FRAMES * hop : (num_frames - EDGE_FRAMES) * hop]
+    middle = EDGE_FRAMES + int(np.abs(inner).argmax()) // hop
+    around = EDGE_FRAMES + 2  # a frame of the mel sees a frame and a half on either side of its own
+    return samples[max(0, middle - around) * hop : (middle + around + 1) * hop]
+
+
+def _inner_peak(samples: Samples, config: ModelConfig) -> float:
     missing = 4 * config.vocoder.hop_samples - len(samples)
     if missing > 0:
         samples = np.pad(samples, (0, missing))
     mel = model_mel(samples, config)
-    inner = mel[EDGE_FRAMES:-EDGE_FRAMES] if len(mel) > 2 * EDGE_FRAMES else mel
-    return float(inner.max()) < _limit(voice)
+    return float((mel[EDGE_FRAMES:-EDGE_FRAMES] if len(mel) > 2 * EDGE_FRAMES else mel).max())
 
 
 def _limit(voice: Voice) -> float:
