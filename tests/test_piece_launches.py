@@ -163,9 +163,9 @@ class _Strict(PlainUNetOps):
         self._look(counts, y, bias, *norm[:2], *(shift or ()), residual)
         return super().group_norm_mish(y, bias, norm, groups, counts, shift, residual)
 
-    def masked_add(self, x, counts, delta=None, bias=None):
-        self._look(counts, x, delta, bias)
-        return super().masked_add(x, counts, delta, bias)
+    def masked_add(self, x, counts, bias=None):
+        self._look(counts, x, bias)
+        return super().masked_add(x, counts, bias)
 
 
 @torch.inference_mode()

@@ -104,14 +104,13 @@ def test_counts_may_be_a_column_of_a_packet():
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("parts", [(True, False), (False, True), (True, True)])
-def test_masked_add_stops_what_is_behind_a_row(dtype, parts):
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_masked_add_stops_what_is_behind_a_row(dtype, with_bias):
     x = random(2, 9, 40, seed=1, dtype=dtype)
     x[1, 4:] = torch.nan
-    delta = random(2, 9, 40, seed=2, dtype=dtype) if parts[0] else None
-    bias = random(40, seed=3, dtype=dtype) if parts[1] else None
+    bias = random(40, seed=3, dtype=dtype) if with_bias else None
     counts = torch.tensor([9, 4], dtype=torch.int32, device=DEVICE)
-    got, wanted = (ops.masked_add(x, counts, delta, bias) for ops in (KernelUNetOps(), PlainUNetOps()))
+    got, wanted = (ops.masked_add(x, counts, bias) for ops in (KernelUNetOps(), PlainUNetOps()))
     close(got, wanted, dtype)
     assert bool(got.isfinite().all())
 

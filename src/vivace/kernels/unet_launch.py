@@ -120,21 +120,17 @@ class KernelUNetOps(PlainUNetOps):
             **overlap(x.device),
         )
 
-    def masked_add(
-        self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def masked_add(self, x: Tensor, counts: Tensor, bias: Tensor | None = None) -> Tensor:
         rows, frames, channels = x.shape
         counts, out, block = counts.contiguous(), torch.empty_like(x), 1024
         masked_add_kernel[(triton.cdiv(frames * channels, block), rows)](
             x,
-            x if delta is None else delta,
             x if bias is None else bias,
             counts,
             out,
             frames,
             C=channels,
             BLOCK=block,
-            ADDS=delta is not None,
             BIAS=bias is not None,
             num_warps=4,
         )

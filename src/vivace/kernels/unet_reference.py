@@ -64,13 +64,9 @@ class PlainUNetOps:
         """``x += y @ weight.T + bias`` in place; ``x [rows, frames, C]``, contiguous."""
         x += F.linear(y, *linear)
 
-    def masked_add(
-        self, x: Tensor, counts: Tensor, delta: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
-        """``x + delta + bias`` of ``[rows, frames, C]``, zero behind each row's end."""
-        total = x.float()
-        for part in (delta, bias):
-            total = total if part is None else total + part.float()
+    def masked_add(self, x: Tensor, counts: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x + bias`` of ``[rows, frames, C]``, zero behind each row's end."""
+        total = x.float() if bias is None else x.float() + bias.float()
         return torch.where(_valid(x, counts) > 0, total, 0.0).to(x.dtype)
 
 

@@ -105,25 +105,21 @@ def group_norm_mish_kernel(
 @triton.jit
 def masked_add_kernel(
     x,
-    delta,
     bias,
     counts,
     out,
     frames,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
-    ADDS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """``out = x + delta + bias`` of ``[rows, frames, C]``, zero behind each row's end; grid ``(blocks, rows)``."""
+    """``out = x + bias`` of ``[rows, frames, C]``, zero behind each row's end; grid ``(blocks, rows)``."""
     row = tl.program_id(1)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base = row.to(tl.int64) * frames * C
     inside = i < frames * C
     valid = inside & (i // C < tl.load(counts + row))
     value = tl.load(x + base + i, valid, other=0.0).to(tl.float32)
-    if ADDS:
-        value += tl.load(delta + base + i, valid, other=0.0).to(tl.float32)
     if BIAS:
         value += tl.load(bias + i % C, valid, other=0.0).to(tl.float32)
     tl.store(out + base + i, tl.where(valid, value, 0.0).to(out.dtype.element_ty), inside)
