@@ -16,8 +16,9 @@ from tests.helpers import quiet_engine
 from vivace import SamplingParams, SynthesisRequest
 from vivace.engine import loop
 from vivace.engine.decoder import LEAD_TOKENS
-from vivace.engine.device_stages import DeviceStages
+from vivace.engine.device_stages import DeviceFlowRunner, DeviceStages
 from vivace.engine.scheduler import Policy, Scheduler
+from vivace.engine.swapper import cache_page_bytes
 from vivace.models.piece_device import DevicePieceFlow
 from vivace.models.unet_device import DeviceUNetFlow
 from vivace.random_checkpoint import write_random_checkpoint
@@ -153,6 +154,36 @@ def take(engine, live):
     while (chunk := engine.take(live)) is not None:
         found.append(chunk.samples)
     return found
+
+
+def test_pages_that_were_away_between_launches(engine, plain, stages):
+    """They come back as others; what is in those that are nobody's reaches no stream."""
+    if not isinstance(stages.flow, DeviceFlowRunner):
+        pytest.skip("this flow has no pages")
+    pool = stages.flow.paged.pool
+    engine.use_device(stages, 100 * (pool.frame_bytes + cache_page_bytes(stages.lm)))
+    swapper, live, parts, moves = engine._stages.swapper, engine.submit(ask()), [], 0
+    while not live.is_done:
+        with torch.inference_mode():
+            while engine._loop._emit_all(engine._stages.collect(), ()):
+                pass  # until nothing is under way
+            if live.segment is not None:
+                before = list(live.segment.flow.pages)
+                swapper.leave(live)
+                assert swapper.arrived() == [live]
+                taken = pool.take(1)
+                for page in (*taken, *pool._free, pool.spare):
+                    for part in pool.parts(page):
+                        part.fill_(float("nan"))
+                swapper.come_back(live)
+                assert swapper.arrived() == [live]
+                pool.drop(*taken)
+                moves += live.segment.flow.pages != before
+        engine.step()
+        parts += take(engine, live)
+    np.testing.assert_allclose(np.concatenate(parts), plain.samples, atol=1e-4)
+    assert moves >= 3
+    nothing_is_held(stages)
 
 
 def test_deterministic_means_one_chunk_a_launch(engine, launched):
