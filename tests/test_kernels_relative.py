@@ -10,7 +10,13 @@ import torch
 from vivace.kernels.reference import live_rows
 from vivace.kernels.relative_launch import RelativeOps
 from vivace.kernels.row_state import RowState
-from vivace.models.conformer_packed import PlainDistanceOps
+from vivace.models.conformer_packed import (
+    ConformerLayerWeights,
+    ConformerWeights,
+    PlainDistanceOps,
+    fused_scores,
+    scores,
+)
 
 assert interpreter
 
@@ -117,3 +123,47 @@ def test_parts_of_the_attention_join_in_the_product_behind_it(splits):
     attended = plain.attend_distances(qkv, bias, positions, pools[1], slots)
     residuals[1] += attended @ weight.t() + added
     torch.testing.assert_close(*residuals, atol=2e-5, rtol=2e-5)
+
+
+def layer_weights(seed):
+    width = HEADS * HEAD_DIM
+
+    def linear(size, width, number):
+        return random(size, width, seed=seed + number, scale=width**-0.5), random(
+            size, seed=seed + number + 1
+        )
+
+    qkv, qkv_bias = linear(3 * width, width, 0)
+    return ConformerLayerWeights(
+        before=(random(width, seed=seed + 2), random(width, seed=seed + 3), 1e-5),
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        positions=(
+            random(HEADS, HEAD_DIM, seed=seed + 4),
+            random(HEADS, HEAD_DIM, seed=seed + 5),
+            random(HEADS, 97, HEAD_DIM, seed=seed + 6),
+        ),
+        out=linear(width, width, 7),
+        between=(random(width, seed=seed + 9), random(width, seed=seed + 10), 1e-12),
+        up=linear(40, width, 11),
+        down=linear(width, 40, 13),
+    )
+
+
+def test_a_step_in_few_kernels_gives_the_scores_of_one_by_one():
+    """Weights, biases and sums of all layers at their places."""
+    width = HEADS * HEAD_DIM
+    weights = ConformerWeights(
+        layers=(layer_weights(100), layer_weights(200)),
+        speech=random(51, width, seed=1),
+        last=(random(width, seed=2), random(width, seed=3), 1e-5),
+        head=random(64, width, seed=4, scale=width**-0.5),
+        head_bias=random(64, seed=5),
+    )
+    kernels, plain, state = make_ops(splits=2)
+    state.token.copy_(torch.arange(len(LENGTHS)) + 7)
+    chosen = torch.tensor([4], dtype=torch.int32, device=DEVICE)
+    pools = [random(2, 2, len(LENGTHS) * PAGES + 1, HEADS, PAGE, HEAD_DIM, seed=6) for _ in range(2)]
+    got = fused_scores(kernels, weights, pools[0], chosen)
+    torch.testing.assert_close(got, scores(plain, weights, pools[1], chosen), atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(*pools, atol=2e-4, rtol=2e-4)
