@@ -18,7 +18,7 @@ from vivace.engine.kernel_plan import EngineKind
 from vivace.environment import cache_folder, compiler_settings
 
 END = {"ended": True}
-"""Last line of the process that compiles. Whoever waits for it to end waits for what its libraries have started, too."""
+"""Last line of the process that compiles. Whoever waits for its end waits for what its libraries have started, too."""
 
 _PACKAGES = ("triton", "torch", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
