@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import threading
 import wave
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from vivace import (
 from vivace.audio.pcm import pcm16
 from vivace.batch import BadJob, Batch, BatchJob, JobResult, ResultsFolder, read_jobs
 from vivace.batch.jobs import MEMBERS
-from vivace.batch.speak import MAX_REFUSALS, other_seed
+from vivace.batch.speak import MAX_REFUSALS, MAX_WRITERS, other_seed
 from vivace.engine import EngineRouter
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.flow_runner import FlowRunner
@@ -549,6 +550,57 @@ def test_cancelling_leaves_a_folder_to_go_on_with(engine, out):
     summary, _ = run(engine, jobs, out)
     assert summary.skipped == len(spoken)
     assert summary.done == 40 - len(spoken)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that takes nothing until it is told to: [how many wait for it, the event that tells it]."""
+    state, save = [0, threading.Event()], ResultsFolder.save
+
+    def slow(self, each, data):
+        state[0] += 1
+        assert state[1].wait(30)
+        save(self, each, data)
+
+    monkeypatch.setattr(ResultsFolder, "save", slow)
+    return state
+
+
+def test_what_is_being_written_when_a_run_is_cancelled_is_done(engine, out, disk):
+    spoken = []
+
+    async def main():
+        with ResultsFolder(out) as folder:
+            batch = Batch([job("a")], folder, on_result=spoken.append)
+            running = asyncio.create_task(batch.run(engine))
+            while not disk[0]:
+                await asyncio.sleep(0.001)
+            running.cancel()
+            asyncio.get_running_loop().call_later(0.02, disk[1].set)
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return batch.summary
+
+    assert asyncio.run(main()).done == 1
+    assert [each.id for each in spoken] == ["a"]
+    assert [line["id"] for line in lines_of(out)] == ["a"]
+    assert names(out) == ["a.wav", "results.jsonl"]
+
+
+def test_a_slow_disk_does_not_hold_up_the_threads_that_bring_requests(out, disk):
+    async def main():
+        with ResultsFolder(out) as folder:
+            jobs = (job(f"{index}") for index in range(200))
+            running = asyncio.create_task(Batch(jobs, folder).run(FakeEngine(streams_at_once=64)))
+            while disk[0] < MAX_WRITERS:
+                await asyncio.sleep(0.001)
+            try:
+                await asyncio.wait_for(asyncio.to_thread(str), 5)
+            finally:
+                disk[1].set()
+            return await running
+
+    assert asyncio.run(main()).done == 200
 
 
 def test_an_iterator_that_fails_ends_the_run(engine, out):

@@ -113,7 +113,8 @@ def test_an_id_reaches_the_terminal_without_control_codes(vivace, write, random_
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (("MISSING", "--out", "out"), 1, "No such file"),
+        (("MISSING", "--out", "out"), 1, "does not exist; name one with one JSON object a line"),
+        ((".", "--out", "out"), 1, "is a folder, not a jobs file"),
         (("JOBS", "--out", "JOBS"), 1, "File exists"),
         (("JOBS", "--out", "JOBS/out"), 1, "Not a directory"),
         (("JOBS", "--out", "out", "--format", "wave"), 1, "unsupported_value"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -76,8 +77,11 @@ class JobResult:
         return cls(job_id, line, seed=seed, attempts=attempts, code=error.code, message=error.sentence)
 
 
+_NAMES = tuple(each.name for each in fields(JobResult))
+
+
 class ResultsFolder:
-    """Opens a folder for one run at a time, and reads what earlier runs did there.
+    """Opens a folder for one run at a time, and reads what earlier runs did there. Any thread may write.
 
     Args:
         folder: made if it is missing.
@@ -91,6 +95,7 @@ class ResultsFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / RESULTS
         self._file = cast("BinaryIO", self._path.open("ab+", buffering=0))
+        self._lines = threading.Lock()
         self._done: dict[str, tuple[str, int]] = {}
         try:
             _lock(self._file)
@@ -138,12 +143,14 @@ class ResultsFolder:
         Raises:
             OSError: the disk is full.
         """
-        try:
-            line = json.dumps(asdict(result), ensure_ascii=False)
-            write_all(self._file, line.encode("utf-8", "backslashreplace") + b"\n")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self._note(asdict(result))
+        document = {name: getattr(result, name) for name in _NAMES}
+        line = json.dumps(document, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        with self._lines:
+            try:
+                write_all(self._file, line)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+            self._note(document)
 
     def _read(self) -> None:
         """Fingerprint and size by id, of the jobs whose last line says that they are done."""

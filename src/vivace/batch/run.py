@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vivace.batch.jobs import BadJob, BatchJob
@@ -85,7 +85,7 @@ class Batch:
         self._on_result = on_result
         self._lines: dict[str, int | None] = {}
         self._todo = self._pending(jobs)
-        self._next: BatchJob | None = None
+        self._next: tuple[BatchJob, str] | None = None
 
     def has_work(self) -> bool:
         """Whether a job is left to speak; without one no engine is needed."""
@@ -103,29 +103,29 @@ class Batch:
         streams = engine.streams_at_once
         # A few more wait in the engine's queue, so that a free place is taken within the same step.
         ahead = 0 if streams == 1 else max(1, streams // 8)
-        runner = JobRunner(engine, self._results, streams + ahead)
         # And while those that have been spoken are written, the next are spoken.
-        count = streams + ahead + max(2, streams // 4)
-        tasks = [asyncio.create_task(self._work(runner)) for _ in range(count)]
+        behind = max(2, streams // 4)
+        runner = JobRunner(engine, self._results, streams + ahead, behind)
+        tasks = [asyncio.create_task(self._work(runner)) for _ in range(streams + ahead + behind)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            runner.voices.close()
+            for result in await runner.close():
+                self._count(result)
             self.summary.wall_seconds += time.perf_counter() - started
         return self.summary
 
     async def _work(self, runner: JobRunner) -> None:
         while self.has_work():
             assert self._next is not None
-            job, self._next = self._next, None
-            result = await runner.run(job)
-            self._report(replace(result, fingerprint=job.fingerprint(self._model)))
+            (job, fingerprint), self._next = self._next, None
+            self._count(await runner.run(job, fingerprint))
 
-    def _pending(self, jobs: Iterable[BatchJob | BadJob]) -> Iterator[BatchJob]:
-        """The jobs that are to be spoken; the others are counted."""
+    def _pending(self, jobs: Iterable[BatchJob | BadJob]) -> Iterator[tuple[BatchJob, str]]:
+        """The jobs that are to be spoken, with their fingerprints; the others are counted."""
         for job in jobs:
             if isinstance(job, BadJob):
                 self._report(JobResult.failed(job.id, job.line, job.error))
@@ -136,10 +136,11 @@ class Batch:
             except VivaceError as error:
                 self._report(JobResult.failed(job.id, job.line, error))
                 continue
-            if self._results.has(job, job.fingerprint(self._model)):
+            fingerprint = job.fingerprint(self._model)
+            if self._results.has(job, fingerprint):
                 self.summary.skipped += 1
             else:
-                yield job
+                yield job, fingerprint
 
     def _check_new(self, job: BatchJob) -> None:
         if job.key in self._lines:
@@ -150,6 +151,9 @@ class Batch:
 
     def _report(self, result: JobResult) -> None:
         self._results.append(result)
+        self._count(result)
+
+    def _count(self, result: JobResult) -> None:
         if result.code is None:
             self.summary.done += 1
             self.summary.incomplete += result.skipped_text is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +16,8 @@ from vivace.engine.results import join
 from vivace.errors import OverloadedError, SynthesisError, VivaceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vivace.audio.decode import AudioSource
     from vivace.batch.jobs import BatchJob
     from vivace.batch.results import ResultsFolder
@@ -31,6 +34,9 @@ MAX_VOICES = 64
 
 VOICES_AT_ONCE = 8
 """Recordings that are encoded side by side; the engine's pool for them takes no more than 16."""
+
+MAX_WRITERS = 16
+"""Threads that write. Mostly they wait for the disk, and of files that are synced together it writes more a second."""
 
 MAX_REFUSALS = 3
 """Times in a row that the engine may find no room for a request while nothing else is in flight."""
@@ -64,10 +70,10 @@ class Speaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What a request made: the figures with all samples, and the samples of each segment."""
+    """What a request made: the chunks of each segment, and what gives its figures."""
 
-    result: SynthesisResult
-    segments: list[Samples]
+    segments: list[list[Samples]]
+    summary: Callable[[Samples], SynthesisResult]
 
 
 class Voices:
@@ -106,20 +112,33 @@ class Voices:
 class JobRunner:
     """Does jobs, any number side by side.
 
+    What takes a processor or waits for the disk does so in threads of its own, so that neither the event loop nor the
+    engine's way in waits for it.
+
     Args:
         num_streams: requests that may be in flight.
+        num_writers: jobs that may be written side by side.
     """
 
-    def __init__(self, engine: Speaker, results: ResultsFolder, num_streams: int) -> None:
+    def __init__(self, engine: Speaker, results: ResultsFolder, num_streams: int, num_writers: int) -> None:
         self._engine = engine
         self._results = results
         self._streams = asyncio.Semaphore(num_streams)
         self._num_running = 0
         self._ended = asyncio.Event()
-        self.voices = Voices(engine)
+        self._voices = Voices(engine)
+        self._writers = ThreadPoolExecutor(min(num_writers, MAX_WRITERS), thread_name_prefix="vivace-batch")
+        self._writing: set[asyncio.Future[JobResult | None]] = set()
 
-    async def run(self, job: BatchJob) -> JobResult:
-        """Speaks a job and writes its file. What is wrong with the job itself is its result.
+    async def close(self) -> list[JobResult]:
+        """Waits for what is being written; the results for which nobody waits any more."""
+        self._voices.close()
+        ended = await asyncio.gather(*self._writing, return_exceptions=True)
+        self._writers.shutdown()
+        return [result for result in ended if isinstance(result, JobResult)]
+
+    async def run(self, job: BatchJob, fingerprint: str) -> JobResult:
+        """Speaks a job, writes its file and its line. What is wrong with the job itself is its result.
 
         Raises:
             OSError, VivaceError: the folder cannot be written, or the engine has ended.
@@ -127,13 +146,15 @@ class JobRunner:
         first = seed = job.request.sampling.seed
         attempts = 0
         try:
-            voice = await self.voices.of(job)
+            voice = await self._voices.of(job)
             for seed in (first, other_seed(first)):
                 attempts += 1
                 spoken = await self._attempt(job, voice, seed)
-                if spoken is not None:
-                    size = await asyncio.to_thread(self._write, job, spoken.result)
-                    return _success(job, spoken.result, size, seed, attempts)
+                if spoken is None:
+                    continue
+                written = await self._finish(job, spoken, voice, seed, attempts, fingerprint)
+                if written is not None:
+                    return written
             raise SynthesisError(
                 "near silence with two seeds; reword the text or change the seed", code="no_speech"
             )
@@ -142,23 +163,55 @@ class JobRunner:
         except VivaceError as error:
             if error.code in FATAL or not self._engine.is_running:
                 raise
-            return JobResult.failed(job.id, job.line, error, seed, attempts)
+            failed = JobResult.failed(job.id, job.line, error, seed, attempts)
         except Exception as error:
             _log.exception("internal error in a job")
             wrong = SynthesisError(f"internal error ({type(error).__name__})", code="internal_error")
-            return JobResult.failed(job.id, job.line, wrong, seed, attempts)
+            failed = JobResult.failed(job.id, job.line, wrong, seed, attempts)
+        failed = replace(failed, fingerprint=fingerprint)
+        self._results.append(failed)
+        return failed
+
+    async def _finish(
+        self,
+        job: BatchJob,
+        spoken: Spoken,
+        voice: str | Voice | None,
+        seed: int,
+        attempts: int,
+        fingerprint: str,
+    ) -> JobResult | None:
+        """In a thread that writes: the file, then the line; None and nothing written for near silence.
+
+        Who is cancelled meanwhile leaves it to ``close`` to hand out the result.
+        """
+
+        def write() -> JobResult | None:
+            parts = [join(pieces) for pieces in spoken.segments] or [join([])]
+            if self._is_silent(parts, voice):
+                return None
+            result = spoken.summary(parts[0] if len(parts) == 1 else join(parts))
+            data = encode_whole(job.format, result.sample_rate_hz, result.samples)
+            self._results.save(job, data)
+            written = replace(_success(job, result, len(data), seed, attempts), fingerprint=fingerprint)
+            self._results.append(written)
+            return written
+
+        future = asyncio.get_running_loop().run_in_executor(self._writers, write)
+        self._writing.add(future)
+        await asyncio.wait([future])  # which leaves it alone when this task is cancelled
+        self._writing.discard(future)
+        return future.result()
 
     async def _attempt(self, job: BatchJob, voice: str | Voice | None, seed: int) -> Spoken | None:
-        """The job with that seed; None if there was no speech, or near silence, in a segment."""
+        """The job with that seed; None if there was no speech."""
         request = replace(job.request, voice=voice, sampling=replace(job.request.sampling, seed=seed))
         try:
-            spoken = await self._speak(request)
+            return await self._speak(request)
         except SynthesisError as error:
             if error.code != "no_speech":
                 raise
             return None
-        is_silent = await asyncio.to_thread(self._is_silent, spoken, voice)
-        return None if is_silent else spoken
 
     async def _speak(self, request: SynthesisRequest) -> Spoken:
         """Takes all audio of a request. One for which there is no room comes again when another has ended, or later."""
@@ -182,8 +235,7 @@ class JobRunner:
             async with self._engine.stream(request) as stream:
                 async for chunk in stream:
                     segments.setdefault(chunk.segment, []).append(chunk.samples)
-                parts = [join(pieces) for pieces in segments.values()]
-                return Spoken(stream.summary(join(parts)), parts)
+                return Spoken(list(segments.values()), stream.summary)
         except OverloadedError:
             is_refused = True
             raise
@@ -193,16 +245,11 @@ class JobRunner:
                 self._ended.set()
                 self._ended = asyncio.Event()
 
-    def _is_silent(self, spoken: Spoken, voice: str | Voice | None) -> bool:
-        joint = int(JOINT_SECONDS * spoken.result.sample_rate_hz)
-        first, *later = spoken.segments or [join([])]
+    def _is_silent(self, segments: list[Samples], voice: str | Voice | None) -> bool:
+        joint = int(JOINT_SECONDS * self._engine.sample_rate_hz)
+        first, *later = segments
         heard = [first, *(samples[joint:] for samples in later if len(samples) > joint)]
         return any(self._engine.is_near_silent(samples, voice) for samples in heard)
-
-    def _write(self, job: BatchJob, result: SynthesisResult) -> int:
-        data = encode_whole(job.format, result.sample_rate_hz, result.samples)
-        self._results.save(job, data)
-        return len(data)
 
 
 def other_seed(seed: int) -> int:

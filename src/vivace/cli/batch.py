@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,9 +104,19 @@ async def _run(work: Batch, open_this: Callable[[], Engine]) -> None:
 
 
 def _count_lines(path: Path) -> int:
-    """Lines that are not empty: the jobs that a progress bar counts to."""
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+    """Lines that are not empty: the jobs that a progress bar counts to.
+
+    Raises:
+        OSError: it cannot be read; of a file that is not there it says what to name.
+    """
+    advice = 'name one with one JSON object a line, such as {"id": "a", "text": "Hi."}'
+    try:
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, f"this jobs file does not exist; {advice}", str(path)) from None
+    except IsADirectoryError:
+        raise IsADirectoryError(errno.EISDIR, f"is a folder, not a jobs file; {advice}", str(path)) from None
 
 
 @contextmanager
