@@ -14,6 +14,7 @@ from tests.simulated_cuda import simulated_cuda
 from vivace.datatypes import SamplingParams
 from vivace.engine.lm_device import LMDevice
 from vivace.engine.lm_runner import PlainSequence
+from vivace.models.capture import before_capture
 from vivace.models.kinds import make_lm
 from vivace.random_checkpoint import tiny_config
 
@@ -53,3 +54,20 @@ def test_speech_lm(lm, seed):
     assert all(len(set(own)) > 2 for own in wanted)
     with simulated_cuda(seed=seed):
         assert spoken(copy.deepcopy(lm).to("cuda")) == wanted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_before_a_capture_is_in_order(seed):
+    """Behind what was queued, before what comes; and on the stream of the captures, not on one of its own each time."""
+    with simulated_cuda(seed=seed):
+        device, streams = torch.device("cuda", 0), set()
+        x = torch.zeros(4, device=device)
+        torch.cuda.synchronize()
+        for _ in range(3):
+            x.add_(1.0)
+            with before_capture(device):
+                streams.add(id(torch.cuda.current_stream(device)))
+                x.mul_(3.0)
+        x.add_(1.0)
+        assert len(streams) == 1
+        assert x.tolist() == [40.0] * 4

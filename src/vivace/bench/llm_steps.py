@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from vivace.datatypes import SamplingParams
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.engine.sampler import SamplingRows, TokenKind, allowed_tokens, sample
 from vivace.layers.attention import rotary_tables, rotate
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.lm_launches import BUCKETS, PAGE_TOKENS, Launch, RowCommand
 from vivace.models.lm_paged import PagedLM
 from vivace.models.speech_lm import DecoderLayer, SpeechLM
@@ -193,12 +193,9 @@ class StaticSteps:
 def capture_step(steps: StaticSteps) -> torch.cuda.CUDAGraph:
     """One step as a CUDA graph, after one that compiles what is to be compiled."""
     device = steps.device
-    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with before_capture(device):
         steps.reset()
         steps.step()
-    torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     steps.reset()
     with capturing(graph, device):

@@ -39,6 +39,21 @@ def capturing(
             yield
 
 
+@contextmanager
+def before_capture(device: torch.device) -> Iterator[None]:
+    """The body runs once what is to be captured: what libraries and kernels set up at first use cannot be.
+
+    On the stream of the captures, behind all work of the current one, which waits for it. It is one for all: cuBLAS
+    keeps working memory for each stream that it has seen.
+    """
+    with _one_at_a_time, torch.cuda.device(device):
+        stream, current = _stream_of(device), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
     """The same at every call for a device, with or without its number."""
     index = torch.cuda.current_device() if device.index is None else device.index

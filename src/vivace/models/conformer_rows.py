@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vivace.layers.relative import RelativeLayer
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.conformer_lm import ConformerLM
 
 FIRST_CAPACITY = 512
@@ -113,11 +113,8 @@ class ConformerRows:
 
     def _capture(self) -> None:
         device = self._place.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with before_capture(device):
             self._run()
-        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, device):
             self._run()

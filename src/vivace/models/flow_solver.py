@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vivace.config import FlowConfig
 from vivace.kernels import dit_reference
 from vivace.kernels.dit_reference import Guidance, Normed, Rows
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.dit import POSITION_KERNEL
 from vivace.models.flow_kernels import Kernels
 from vivace.models.flow_pages import PageLayout
@@ -244,11 +244,8 @@ class Solver:
     def capture(self, use_shared: bool) -> None:
         """Makes the graph. The first time kernels are compiled; what was sent is solved on the way."""
         device = self.x.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with before_capture(device):
             self.solve(use_shared)
-        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, device):
             self.solve(use_shared)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.hift_window import Column, WindowVocoder
 from vivace.models.host_samples import HostBuffers, HostCopy, SamplePart, record_event
 from vivace.models.vocoder_slots import DeviceStream, Row, SlotVocoder
@@ -162,11 +162,8 @@ class _Launch:
     def capture(self, memory: Any) -> Any:
         """Makes the graph; ``memory`` is what the other graphs of the vocoder share, returned where there is none."""
         self.send([])
-        stream = torch.cuda.Stream(self._windows.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._windows.device))
-        with torch.cuda.stream(stream):  # what libraries set up at first use cannot be captured
+        with before_capture(self._windows.device):
             self.run()
-        torch.cuda.current_stream(self._windows.device).wait_stream(stream)
         torch.cuda.synchronize(self._windows.device)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._windows.device, memory):

@@ -12,7 +12,7 @@ from torch import Tensor
 from vivace.kernels import hift_reference
 from vivace.kernels.gpu import gpu_of
 from vivace.kernels.hift_plan import Conv, Param, States
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.hift_layout import Layout
 
 HEADER = 4  # values before the samples of a row; the first one is the flag
@@ -99,11 +99,8 @@ class PieceRunner:
         # A piece without frames computes nothing, but compiles and loads the kernels before the capture.
         self.params.zero_()
         self.params[:, Param.SLOT] = self.spare_slot
-        stream = _stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        with before_capture(self._device):
             self.launch(frames, rows)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._device):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeLayer
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.flow import time_grid
 from vivace.models.flow_regulated import RegulatedFlow
 from vivace.models.unet_packed import PackedUNet
@@ -185,12 +185,9 @@ class PieceSolver:
     def capture(self) -> None:
         """Makes the graphs."""
         device = self._packet.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), full_float32(device):  # libraries set up what cannot be captured
+        with before_capture(device), full_float32(device):
             self._encode()
             self._euler()
-        torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         graphs = []
         for work in (self._encode, self._euler):

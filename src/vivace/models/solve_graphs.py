@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 
 FRAMES = 64
 MOST_FRAMES = 2048
@@ -78,11 +78,8 @@ class SolveGraphs:
         if not buffers[0].is_cuda:
             return _Captured(buffers, buffers[0], None)
         device = buffers[0].device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # what libraries set up at first use cannot be captured
+        with before_capture(device):
             self._solve(*buffers)
-        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Graphs never run side by side, and what one leaves is copied at once: all of them may share their memory.
         if self._pool is None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vivace.layers.precision import full_float32
 from vivace.layers.relative import RelativeAttention, RelativeLayer, shift_to_keys
-from vivace.models.capture import capturing
+from vivace.models.capture import before_capture, capturing
 from vivace.models.dit_stream import BRANCHES
 from vivace.models.flow import LOOKAHEAD_KERNEL
 from vivace.models.flow_unet import UNetFlow
@@ -177,14 +177,10 @@ class UNetSolver:
     @torch.no_grad()
     def capture(self, num_pages: int) -> None:
         """Makes the graph for tables of ``num_pages``, and that of a step if there is none yet. Runs what was sent."""
-        device = self.x.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # what libraries and kernels set up at first use cannot be captured
+        with before_capture(self.x.device):
             self._begin(num_pages)
             if self._euler_graph is None:
                 self._euler()
-        torch.cuda.current_stream(device).wait_stream(stream)
         self._graphs[num_pages] = self._captured(lambda: self._begin(num_pages))
         if self._euler_graph is None:
             self._euler_graph = self._captured(self._euler)
