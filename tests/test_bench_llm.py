@@ -144,3 +144,27 @@ def test_what_is_called_compiled_is_compiled_or_an_error(monkeypatch):
         with pytest.raises(Exception, match="fullgraph=True"):
             StaticSteps(lm, 2, 4, 2, is_compiled=True).run()
     torch.compiler.reset()
+
+
+def test_all_work_happens_on_the_device_named(monkeypatch):
+    """Kernels and captures go to the device that is the current one, wherever their tensors lie."""
+    pytest.importorskip("triton")
+    from tests.simulated_cuda import simulated_cuda
+
+    found = {}
+
+    def on(name, answer):
+        def record(*_):
+            found[name] = torch.cuda.current_device()
+            return answer
+
+        monkeypatch.setattr(llm, name, record)
+
+    on("load_lm", random_lm(replace(tiny_config().lm, num_layers=1), "cpu", torch.float32))
+    on("open_steps", "not measured here")
+    on("copy_bandwidth", 1e9)
+    on("exactness", [])
+    with simulated_cuda():
+        run("random", device="cuda:1", batches=(1,), choices=("eager",))
+        assert torch.cuda.current_device() == 0
+    assert found == dict.fromkeys(("load_lm", "open_steps", "copy_bandwidth", "exactness"), 1)

@@ -21,6 +21,7 @@ import torch
 from vivace.bench.common import clock_of, heading
 from vivace.bench.llm_steps import CHOICES, Steps, open_steps
 from vivace.config import SpeechLMConfig
+from vivace.engine.device_stages import on_device
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
 from vivace.errors import InvalidRequestError
 from vivace.models.lm_launches import BUCKETS, PAGE_TOKENS, RowCommand, RowPrompt
@@ -80,12 +81,37 @@ def run(
     """
     choices = choices or CHOICES
     _check(batches, context, runs, choices)
-    lm = load_lm(model, device, dtype, seed)
-    bandwidth = copy_bandwidth(torch.device(device))
+    place = torch.device(device)
+    with on_device(place):  # launches, events and captures go to the device that is the current one
+        lm = load_lm(model, device, dtype, seed)
+        bandwidth = copy_bandwidth(place)
+        rows = _rows(lm, choices, batches, context, runs, bandwidth, limit_s)
+        return {
+            **heading("llm", device, model, dtype),
+            "context": context,
+            "runs": runs,
+            "copy_bytes_per_second": round(bandwidth),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None,
+            "rows": [asdict(row) for row in rows],
+            "exactness": exactness(lm),
+        }
+
+
+def _rows(
+    lm: SpeechLM,
+    choices: tuple[str, ...],
+    batches: tuple[int, ...],
+    context: int,
+    runs: int,
+    bandwidth: float,
+    limit_s: float,
+) -> list[Row]:
+    """Every choice at every batch size; one that was too slow is not tried at a larger one."""
     rows: list[Row] = []
     too_slow: set[str] = set()
     for batch in batches:
-        floor_us = floor_bytes(lm.config, batch, context, dtype.itemsize) / bandwidth * 1e6
+        width = lm.llm_decoder.weight.dtype.itemsize
+        floor_us = floor_bytes(lm.config, batch, context, width) / bandwidth * 1e6
         for choice in choices:
             if choice in too_slow:
                 rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s at a smaller batch"))
@@ -95,15 +121,7 @@ def run(
             except TimeoutError:
                 too_slow.add(choice)
                 rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s"))
-    return {
-        **heading("llm", device, model, dtype),
-        "context": context,
-        "runs": runs,
-        "copy_bytes_per_second": round(bandwidth),
-        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else None,
-        "rows": [asdict(row) for row in rows],
-        "exactness": exactness(lm),
-    }
+    return rows
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
