@@ -901,6 +901,7 @@ def test_voice_conversion(engine, voice):
     assert result.audio_seconds == pytest.approx(2.0)
     assert result.finish_reason == "stop"
     assert result.times.prompt_ms > 0
+    assert engine.voices.takes_recordings
     fast = engine.transform(speech_like_wav(), voice, speed=2.0, stream=False)
     assert [chunk.segment for chunk in fast] == [0]
     assert fast.summary().audio_seconds == pytest.approx(1.0, abs=0.02)
@@ -939,6 +940,7 @@ def test_a_folder_without_tokenizer_or_encoders_says_what_is_missing(tiny_model_
             engine.stream(ask())
         with pytest.raises(ModelFolderError, match="speech_tokenizer"):
             engine.transform(speech_like_wav(), noise_voice(engine._config))
+        assert not engine.voices.takes_recordings
         with pytest.raises(VoiceNotFoundError):
             engine.transform(speech_like_wav())
 

@@ -369,7 +369,14 @@ def test_lists(client):
     assert [(voice["voice_id"], voice["name"], voice["category"]) for voice in voices] == [
         (name, name, "premade") for name in ("daniel", "emma", "heart")
     ]
-    assert client.get("/elevenlabs/v1/models").json()[0]["model_id"] == "vivace-fake"
+    (model,) = client.get("/elevenlabs/v1/models").json()
+    assert (model["model_id"], model["can_do_voice_conversion"]) == ("vivace-fake", True)
+
+
+def test_a_model_that_cannot_read_speech_is_listed_as_such(server, client, monkeypatch):
+    monkeypatch.setattr(server.service.voices, "takes_recordings", False)
+    (model,) = client.get("/elevenlabs/v1/models").json()
+    assert (model["can_do_text_to_speech"], model["can_do_voice_conversion"]) == (True, False)
 
 
 @pytest.mark.parametrize(

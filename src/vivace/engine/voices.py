@@ -36,7 +36,13 @@ def open_voices(
     if frontend is None and paths.voices is not None and paths.tokenizer is not None:
         frontend = Frontend(paths.tokenizer, path, config, Limits())
     builtin = _builtin_voices(path, paths, config, frontend)
-    return VoiceRegistry(folder or voices_folder(), builtin, default=config.default_voice, config=config)
+    return VoiceRegistry(
+        folder or voices_folder(),
+        builtin,
+        default=config.default_voice,
+        config=config,
+        takes_recordings=paths.speech_tokenizer is not None,
+    )
 
 
 def _builtin_voices(

@@ -79,7 +79,7 @@ def add_elevenlabs_routes(app: FastAPI, service: SpeechService, config: ServerCo
         return json_answer({"voices": [_voice_document(entry) for entry in entries if entry.can_speak]})
 
     async def list_models() -> Response:
-        return json_answer([_model_document(service.model)])
+        return json_answer([_model_document(service.model, can_convert=service.voices.takes_recordings)])
 
     def socket(*, is_multi: bool) -> Any:
         async def stream_input(websocket: WebSocket) -> None:
@@ -216,12 +216,12 @@ def _voice_document(entry: VoiceEntry) -> dict[str, Any]:
     }
 
 
-def _model_document(name: str) -> dict[str, Any]:
+def _model_document(name: str, *, can_convert: bool) -> dict[str, Any]:
     return {
         "model_id": name,
         "name": name,
         "can_do_text_to_speech": True,
-        "can_do_voice_conversion": True,
+        "can_do_voice_conversion": can_convert,
         "can_use_style": False,
         "can_use_speaker_boost": False,
     }

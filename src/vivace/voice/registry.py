@@ -78,9 +78,10 @@ class VoiceRegistry:
         max_voices: how many may be stored.
         default: the built-in voice that speaks where none is asked for; the first one unless given.
         config: of the model, for ``list`` to tell which stored voices were made for another one.
+        takes_recordings: whether the model can read speech, to make a voice of it or to convert it.
 
     Attributes:
-        folder: as given.
+        folder, takes_recordings: as given.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class VoiceRegistry:
         max_voices: int = 10_000,
         default: str | None = None,
         config: ModelConfig | None = None,
+        takes_recordings: bool = True,
     ) -> None:
         self.folder = self._folder = folder
+        self.takes_recordings = takes_recordings
         self._config = config
         self._default = default
         self._builtin = {check_voice_name(name): voice for name, voice in (builtin or {}).items()}
