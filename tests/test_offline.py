@@ -252,7 +252,7 @@ def test_unpacking_makes_two_programs_that_work(tmp_path, bundle, tried, install
     reference = folder / "reference"
     assert run.stdout.strip() == (
         f"1.5 --repo {reference}/CosyVoice --matcha {reference}/Matcha-TTS"
-        f" --reference-python {folder}/reference-python --reference-fp16 --reference-commit 1234567 --out x y"
+        f" --reference-python {folder}/reference-python --reference-commit 1234567 --out x y"
     )
     lost = "import importlib.util as u; print([n for n in ('toy', 'secret', 'pytest') if u.find_spec(n)])"
     run = subprocess.run(

@@ -197,7 +197,7 @@ def reference_options(folder: Path, contents: dict[str, object]) -> list[str]:
         return []
     reference = folder / "reference"
     options = ["--repo", str(reference / "CosyVoice"), "--matcha", str(reference / "Matcha-TTS")]
-    options += ["--reference-python", str(folder / "reference-python"), "--reference-fp16"]
+    options += ["--reference-python", str(folder / "reference-python")]
     return [*options, "--reference-commit", str(contents["reference_commit"])]
 
 
