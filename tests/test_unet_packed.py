@@ -12,6 +12,7 @@ from vivace.config import UNetConfig
 from vivace.kernels.unet_launch import KernelUNetOps
 from vivace.kernels.unet_reference import PlainUNetOps
 from vivace.models.unet import UNet
+from vivace.models.unet_conv import FrameConv
 from vivace.models.unet_packed import PackedUNet
 
 assert interpreter
@@ -157,3 +158,19 @@ def test_linear_add(dtype, frames, width, size):
     for ops, x in zip((KernelUNetOps(), PlainUNetOps()), streams, strict=True):
         ops.linear_add(x, y, linear)
     close(*streams, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (1, 0), (2, 1)])
+def test_convolutions_as_products(dtype, stride, padding):
+    """And as the library makes them, are those of the layer."""
+    layer = torch.nn.Conv1d(24, 40, 3, stride=stride, padding=padding, bias=False)
+    layer.weight.data = random(40, 24, 3, seed=1, scale=0.1).cpu()
+    layer, x = layer.to(DEVICE, dtype), random(2, 10, 24, seed=2, dtype=dtype)
+    wanted = layer(x.transpose(1, 2)).transpose(1, 2)
+    for as_product in (True, False):
+        conv = FrameConv.of(layer.weight, stride=stride, as_product=as_product)
+        got = conv.run(x, padding)
+        assert got.is_contiguous()
+        close(got, wanted, dtype)
+    assert FrameConv.of(layer.weight).product is None or dtype is torch.float32

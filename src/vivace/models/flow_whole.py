@@ -27,7 +27,7 @@ def embed_tokens(weights: FlowWeights, config: FlowConfig, ids: Tensor) -> Tenso
     return mu.repeat_interleave(config.token_mel_ratio, dim=0)
 
 
-def windows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def windows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A causal convolution without padding as one product: ``x`` ``[..., N, C]`` → ``[..., N - kernel + 1, out]``."""
     channels = x.shape[-1]
     kernel = weight.shape[1] // channels

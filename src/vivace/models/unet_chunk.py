@@ -15,22 +15,22 @@ from torch.nn import functional as F
 
 from vivace.kernels.chunk_reference import PlainChunkOps
 from vivace.kernels.unet_reference import Norm
+from vivace.models.unet_conv import FrameConv
 from vivace.models.unet_pages import UNetPages
 from vivace.models.unet_stream import Block, Conv, ConvBlockWeights, Level, PreparedUNet, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Conv:
-    """``weight [out, in, 1, 3]``, channels last; ``first``: where its inputs lie among those that are kept."""
+    """``first``: where its inputs lie among those that are kept."""
 
-    weight: Tensor
+    frames: FrameConv
     bias: Tensor
     first: int
 
     @classmethod
     def of(cls, conv: Conv) -> _Conv:
-        weight = conv.weights[0][:, :, None].contiguous(memory_format=torch.channels_last)
-        return cls(weight, conv.weights[1], conv.start)
+        return cls(FrameConv.of(conv.weights[0]), conv.weights[1], conv.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,7 @@ class ChunkUNet:
     def _convolve(self, conv: _Conv, x: Tensor) -> Tensor:
         """Without the bias."""
         joined = self._ops.join_context(x, self._pages.contexts, conv.first)
-        y = F.conv2d(joined[:, None].permute(0, 3, 1, 2), conv.weight)
-        return y.permute(0, 2, 3, 1).squeeze(1).contiguous()
+        return conv.frames.run(joined, padding=0)
 
 
 def _ops(use_kernels: bool) -> type[PlainChunkOps]:

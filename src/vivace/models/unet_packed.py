@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from vivace.kernels.unet_reference import Linear, Norm, PlainUNetOps
 from vivace.models.unet import GROUPS, ResnetBlock, TransformerBlock, UNet
+from vivace.models.unet_conv import FrameConv
 
 
 class Scale(NamedTuple):
@@ -25,23 +26,15 @@ class Scale(NamedTuple):
     keys: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Conv:
-    """``weight [out, in, 1, taps]``, channels last; ``stride`` 2: to the half rate, or from it if ``is_up``."""
+class _Conv(NamedTuple):
+    """A convolution and its bias."""
 
-    weight: Tensor
+    frames: FrameConv
     bias: Tensor
-    stride: int = 1
-    is_up: bool = False
 
     def run(self, x: Tensor) -> Tensor:
         """``[rows, T, in] → [rows, T', out]``, without the bias."""
-        x = x[:, None].permute(0, 3, 1, 2)
-        if self.is_up:
-            y = F.conv_transpose2d(x, self.weight, stride=(1, 2), padding=(0, 1))
-        else:
-            y = F.conv2d(x, self.weight, stride=(1, self.stride), padding=(0, 1))
-        return y.permute(0, 2, 3, 1).squeeze(1).contiguous()
+        return self.frames.run(x, padding=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +151,8 @@ class PackedUNet:
         conv = level.after
         if conv is None:
             return x
-        rate = level.rate + (0 if conv.stride == 1 else -1 if conv.is_up else 1)
+        frames = conv.frames
+        rate = level.rate + (0 if frames.stride == 1 else -1 if frames.is_up else 1)
         return self._ops.masked_add(conv.run(x), scales[rate].counts, bias=conv.bias)
 
     def _level(self, level: nn.Module, rate: int) -> _Level:
@@ -182,9 +176,9 @@ class PackedUNet:
 
 def _conv(layer: nn.Module) -> _Conv:
     assert isinstance(layer, nn.Conv1d | nn.ConvTranspose1d)
-    weight = layer.weight.detach()[:, :, None].contiguous(memory_format=torch.channels_last)
     is_up = isinstance(layer, nn.ConvTranspose1d)
-    return _Conv(weight, cast(Tensor, layer.bias).detach(), layer.stride[0], is_up)
+    frames = FrameConv.of(layer.weight, stride=layer.stride[0], is_up=is_up)
+    return _Conv(frames, cast(Tensor, layer.bias).detach())
 
 
 def _norm(layer: nn.Module) -> Norm:
