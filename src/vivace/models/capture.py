@@ -49,9 +49,11 @@ def before_capture(device: torch.device) -> Iterator[None]:
     with _one_at_a_time, torch.cuda.device(device):
         stream, current = _stream_of(device), torch.cuda.current_stream(device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            yield
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:  # what it has freed may be taken by others at once
+            current.wait_stream(stream)
 
 
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
