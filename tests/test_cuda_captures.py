@@ -16,6 +16,7 @@ import torch  # isort: skip
 from tests.simulated_cuda import CaptureError, simulated_cuda
 from vivace.bench.llm_steps import StaticSteps, capture_step
 from vivace.config import DiTConfig
+from vivace.engine.flow_runner import to_device
 from vivace.engine.lm_device import LMDevice
 from vivace.models.capture import capturing
 from vivace.models.conformer_rows import ConformerRows
@@ -92,6 +93,24 @@ def test_third_flow_without_kernels():
         stream = made.open(speaker, mel)
         got = made.launch_batch([(stream, tokens, True)])[0].check().cpu()
     torch.testing.assert_close(got, wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_whole_sequences_of_the_third_flow(seed):
+    """Side by side on the device, nothing waited for before the end, as alone on the host."""
+    torch.manual_seed(0)
+    flow = FlowModel(NARROW).eval().requires_grad_(False)
+    mel, speaker = torch.randn(6, 80), torch.randn(192)
+    texts = [list(range(count)) for count in (20, 26, 24)]
+    wanted = [flow.generate(torch.tensor(text), mel, speaker, streaming=False) for text in texts]
+    with simulated_cuda(seed=seed), torch.cuda.device(DEVICE), torch.no_grad():
+        made = make_device_flow(moved(flow), 1 << 24, 4)
+        torch.cuda.synchronize()
+        items = [(text, to_device(mel.numpy(), DEVICE), to_device(speaker.numpy(), DEVICE)) for text in texts]
+        handles = made.generate_batch(items)
+        got = [handle.check().cpu() for handle in handles]
+    for own, each in zip(got, wanted, strict=True):
+        torch.testing.assert_close(own, each, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("generation", [1, 2, 3])

@@ -234,6 +234,47 @@ def test_whole_sequence_with_full_attention(count, prompt):
         device_flow().generate(tokens, prompt_mel(prompt) * float("nan"), EMBEDDING * float("nan"))
 
 
+def test_whole_sequences_side_by_side(monkeypatch):
+    """Rows of their own lengths, as alone; those of like length share a launch, and none waits for another's fault."""
+    device = DeviceFlow(flow(), max_streams=4)
+    counts = [23, 5, 20, 24, 22, 21]
+    items = [(tokens_of(count, 3 + count), prompt_mel(count % 4), EMBEDDING) for count in counts]
+    items[2] = (items[2][0], items[2][1], EMBEDDING * float("nan"))
+    items.append(([1] * 20_000, prompt_mel(0), EMBEDDING))
+    launched, rows = [], device._generate_rows
+    monkeypatch.setattr(device, "_generate_rows", lambda items: launched.append(len(items)) or rows(items))
+    handles = device.generate_batch(items)
+    assert launched == [4, 1, 1]
+    for number in (2, 6):
+        with pytest.raises(SynthesisError, match="finite" if number == 2 else "longer than"):
+            handles[number].check()
+    for number in (0, 1, 3, 4, 5):
+        tokens, mel, embedding = items[number]
+        expected = flow().generate(torch.tensor(tokens), mel, embedding, streaming=False)
+        torch.testing.assert_close(handles[number].check(), expected.detach(), atol=1e-4, rtol=0)
+    assert device.pages_in_use == 0
+
+
+def test_whole_sequences_without_memory_for_many(monkeypatch):
+    device = DeviceFlow(flow(), max_streams=4)
+    items = [(tokens_of(count), prompt_mel(0), EMBEDDING) for count in (20, 21, 22, 23)]
+    wanted = [handle.check() for handle in device.generate_batch(items)]
+    rows = device._generate_rows
+
+    def fail(items):
+        if len(items) > 1 or len(items[0][0]) == 22:
+            raise torch.OutOfMemoryError("no memory")
+        return rows(items)
+
+    monkeypatch.setattr(device, "_generate_rows", fail)
+    handles = device.generate_batch(items)
+    with pytest.raises(torch.OutOfMemoryError):
+        handles[2].check()
+    for number in (0, 1, 3):
+        torch.testing.assert_close(handles[number].check(), wanted[number], atol=1e-4, rtol=0)
+    assert device.launches_halved == 4
+
+
 @pytest.mark.parametrize("pieces_of", [19, 300])
 def test_golden_stream(model, vectors, pieces_of):  # noqa: F811
     device = DeviceFlow(model)

@@ -26,7 +26,6 @@ import torch
 
 from vivace.engine.decoder import BatchDecoder
 from vivace.engine.device_stages import DeviceStages, DeviceVocoderSession
-from vivace.engine.piece_runner import PieceFlowRunner
 from vivace.engine.work import Outcome, Rendering, attempt
 from vivace.models.piece_device import PieceHandle
 
@@ -153,21 +152,20 @@ class BatchRunner:
                 continue
             if segment is not None and segment.flow is not None and self._flow.runs_together:
                 together.append(part)
-            elif segment is not None and isinstance(self._flow, PieceFlowRunner):
+            elif segment is not None and self._flow.generates_together:
                 whole.append(part)
             else:
                 self._guard([part], partial(self._run_flow_alone, part))
-        if whole:
-            self._guard(whole, partial(self._run_flow_whole, self._flow, whole))
-        if together or early:
+        if together or early:  # first: they have listeners
             self._guard(together, partial(self._run_flow_together, together, early))
+        if whole:
+            self._guard(whole, partial(self._run_flow_whole, whole))
 
     def _run_flow_alone(self, part: _Part) -> None:
         part.mel = self._stages.mel_of(part.work)
 
-    @staticmethod
-    def _run_flow_whole(flow: PieceFlowRunner, parts: list[_Part]) -> None:
-        handles = flow.generate_batch([(part.live.voice, part.work.tokens) for part in parts])
+    def _run_flow_whole(self, parts: list[_Part]) -> None:
+        handles = self._flow.generate_batch([(part.live.voice, part.work.tokens) for part in parts])
         for part, handle in zip(parts, handles, strict=True):
             part.take(handle)
 

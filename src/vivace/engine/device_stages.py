@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.engine.flow_runner import FlowRunner
+from vivace.engine.flow_runner import FlowRunner, to_device
 from vivace.engine.lm_device import LMDevice
 from vivace.engine.piece_runner import PieceFlowRunner
 from vivace.engine.ticket import Capacity
@@ -32,6 +32,7 @@ from vivace.models.device_kinds import (
     make_piece_flow,
 )
 from vivace.models.flow import FlowModel
+from vivace.models.flow_device import DeviceFlow, WholeItem
 from vivace.models.flow_paged import MelHandle, PagedStream
 from vivace.models.hift_device import DeviceVocoder, is_supported
 from vivace.models.host_samples import PendingSamples
@@ -133,11 +134,24 @@ class DeviceFlowRunner:
         if last is not None:
             last.check()
 
+    @property
+    def generates_together(self) -> bool:
+        """Whether whole segments of several requests may be given to ``generate_batch``."""
+        return isinstance(self._flow, DeviceFlow)
+
     def generate(self, voice: Voice, tokens: list[int]) -> Tensor:
         """A whole segment with full attention (offline mode), ``[80, frames]``."""
-        mel = torch.tensor(voice.mel, device=self._flow.device)
-        embedding = torch.tensor(voice.embedding, device=self._flow.device)
-        return self._flow.generate([*voice.speech_tokens.tolist(), *tokens], mel, embedding)
+        return self._flow.generate(*self._whole(voice, tokens))
+
+    def generate_batch(self, items: Sequence[tuple[Voice, list[int]]]) -> list[MelHandle]:
+        """Queues whole segments of several requests together. Errors lie in the handles."""
+        assert isinstance(self._flow, DeviceFlow)
+        return self._flow.generate_batch([self._whole(voice, tokens) for voice, tokens in items])
+
+    def _whole(self, voice: Voice, tokens: list[int]) -> WholeItem:
+        device = self._flow.device
+        mel, embedding = to_device(voice.mel, device), to_device(voice.embedding, device)
+        return [*voice.speech_tokens.tolist(), *tokens], mel, embedding
 
     def no_frames(self) -> Tensor:
         """An empty mel on the flow's device, ``[80, 0]``."""

@@ -38,6 +38,9 @@ class FlowRunner:
     runs_together = False
     """A launch serves one request."""
 
+    generates_together = False
+    """Whether whole segments of several requests may be given to ``generate_batch``."""
+
     def __init__(self, flow: AnyFlow, *, kept_bytes: int = 2 * 1024**3) -> None:
         self._flow = flow
         # Streams are the flow's own kind; each flow takes only those that it opened.
@@ -81,7 +84,7 @@ class FlowRunner:
     def _run_prompt(self, voice: Voice) -> AnyFlowStream:
         device = self._flow.input_embedding.weight.device
         prompt = self._flow.new_stream(
-            _send(voice.embedding, device), _send(voice.mel, device), capacity_frames=len(voice.mel)
+            to_device(voice.embedding, device), to_device(voice.mel, device), capacity_frames=len(voice.mel)
         )
         self._step(prompt, voice.speech_tokens.tolist(), False)
         return prompt
@@ -113,7 +116,7 @@ class FlowRunner:
         return _finite(mel)
 
 
-def _send(values: NDArray[np.float32], device: torch.device) -> Tensor:
+def to_device(values: NDArray[np.float32], device: torch.device) -> Tensor:
     """On its way to the device; from locked memory, or the host would wait for all that is queued there."""
     sent = torch.tensor(values)  # which cannot lock what it takes from NumPy
     return (sent.pin_memory() if device.type == "cuda" else sent).to(device, non_blocking=True)

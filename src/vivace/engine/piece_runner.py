@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PieceFlowRunner(FlowRunner):
     """Streams hold no pages; a voice's prompt is part of every window."""
 
-    runs_together = True
+    runs_together = generates_together = True
     """Several requests may be given to ``launch_batch`` and ``generate_batch``."""
 
     def __init__(self, flow: DevicePieceFlow) -> None:

@@ -19,7 +19,7 @@ from vivace.errors import SynthesisError
 from vivace.kernels import dit_reference
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
-from vivace.models.flow_paged import PagedFlow, PagedStream, Work, not_finite
+from vivace.models.flow_paged import FLAGS, MOST_CHUNKS, MelHandle, PagedFlow, PagedStream, Work
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch, padded, pages_within
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
 from vivace.models.flow_wave import WaveSolver, wave_costs
@@ -29,6 +29,12 @@ from vivace.models.launch_sizes import cheapest
 
 WAVES = (2, 4)
 """Launches that there are for so many chunks of one stream, where they are cheaper than one by one; none: ``()``."""
+
+WholeItem = tuple[Sequence[int], Tensor, Tensor]
+"""All tokens of a sequence, those of the prompt too; the prompt's mel ``[frames, mel]``; the speaker's embedding."""
+
+_MOST_WHOLE_FRAMES = 16_384  # of all rows of a launch together
+_LEAST_FILLED = 0.75  # of the longest row: shorter ones have a launch of their own
 
 
 class DeviceFlow(PagedFlow):
@@ -156,22 +162,85 @@ class DeviceFlow(PagedFlow):
         speaker = F.linear(speaker.to(self.weights.speaker), self.weights.speaker, self.weights.bias)
         return PagedStream(speaker, prompt_mel.to(self.weights.x))
 
-    @torch.no_grad()
     def generate(self, tokens: Sequence[int], prompt_mel: Tensor, embedding: Tensor) -> Tensor:
         """A whole sequence with full attention, as ``FlowModel.generate`` without streaming.
 
         Raises:
             SynthesisError: the sequence is too long, or values are not finite.
         """
-        self._check_length(self._config.token_mel_ratio * len(tokens))
-        stream = self.open(embedding, prompt_mel)
-        mu = embed_tokens(self.weights, self._config, torch.tensor(tokens, device=self.device))
+        return self.generate_batch([(tokens, prompt_mel, embedding)])[0].check()
+
+    @torch.no_grad()
+    def generate_batch(self, items: Sequence[WholeItem]) -> list[MelHandle]:
+        """``generate`` for several sequences, those of like length together; errors lie in the handles.
+
+        Each of the thousands of small kernels takes about as long for many rows as for one. Where memory is missing
+        for so many, half of them are tried, down to one.
+        """
+        made: dict[int, MelHandle] = {}
+        waiting = sorted(range(len(items)), key=lambda number: len(items[number][0]))
+        for number in list(waiting):
+            try:
+                self._check_length(self._frames_of(items[number]))
+            except SynthesisError as error:
+                made[number] = self._nothing(error)
+                waiting.remove(number)
+        while waiting:
+            longest = self._frames_of(items[waiting[-1]])
+            most = min(self.max_streams, max(1, _MOST_WHOLE_FRAMES // longest))
+            together = [
+                number
+                for number in waiting[-most:]
+                if self._frames_of(items[number]) >= _LEAST_FILLED * longest
+            ]
+            made |= self._generate_or_halve(together, items)
+            del waiting[-len(together) :]
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        for handle in made.values():
+            handle.done = done
+        return [made[number] for number in range(len(items))]
+
+    def _frames_of(self, item: WholeItem) -> int:
+        return self._config.token_mel_ratio * len(item[0])
+
+    def _nothing(self, error: Exception) -> MelHandle:
+        return MelHandle(torch.zeros(self._output_size, 0, device=self.device), error)
+
+    def _generate_or_halve(self, numbers: Sequence[int], items: Sequence[WholeItem]) -> dict[int, MelHandle]:
+        try:
+            return dict(zip(numbers, self._generate_rows([items[number] for number in numbers]), strict=True))
+        except torch.OutOfMemoryError as error:
+            fault = error.with_traceback(None)  # which would keep what the launch has taken so far
+        self.launches_halved += 1
+        if len(numbers) == 1:
+            return {numbers[0]: self._nothing(fault)}
+        half = len(numbers) // 2
+        return self._generate_or_halve(numbers[:half], items) | self._generate_or_halve(numbers[half:], items)
+
+    def _generate_rows(self, items: Sequence[WholeItem]) -> list[MelHandle]:
+        """One launch."""
+        counts = [self._frames_of(item) for item in items]
+        streams = [self.open(embedding, prompt_mel) for _, prompt_mel, embedding in items]
+        table = self.weights.tokens.embedding
+        mu = table.new_zeros(len(items), max(counts), table.shape[1])
         cond = torch.zeros_like(mu)
-        cond[: len(prompt_mel)] = stream.prompt_mel
-        mel = solve_whole(self.weights, self._config, mu, cond, stream.speaker)
-        if not bool(mel.isfinite().all()):
-            raise not_finite()
-        return mel[len(prompt_mel) :].T
+        for row, ((tokens, _, _), stream) in enumerate(zip(items, streams, strict=True)):
+            ids = torch.tensor(tokens, pin_memory=mu.is_cuda).to(self.device, non_blocking=True)
+            mu[row, : counts[row]] = embed_tokens(self.weights, self._config, ids)
+            cond[row, : len(stream.prompt_mel)] = stream.prompt_mel
+        speakers = torch.stack([stream.speaker for stream in streams])
+        mel = solve_whole(self.weights, self._config, mu, cond, speakers, counts)
+        first = self._launches % (FLAGS - MOST_CHUNKS)
+        self._launches += len(items)
+        handles = []
+        for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
+            own, flag = mel[row, :count], self._flags[first + row]
+            flag.copy_(~own.isfinite().all(), non_blocking=True)
+            handles.append(MelHandle(own[len(stream.prompt_mel) :].T, None, [flag]))
+        return handles
 
     def _chunk_sizes(self) -> tuple[int, int, int]:
         config = self._config

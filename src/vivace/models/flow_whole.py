@@ -1,10 +1,12 @@
-"""A whole sequence with full attention (offline mode) on the weights of ``DeviceFlow``.
+"""Whole sequences with full attention (offline mode) on the weights of ``DeviceFlow``.
 
-The same as ``FlowModel.generate`` without streaming; what depends on ``t`` alone and the separate projections of
-queries, keys and values need not be on the device for it.
+The same as ``FlowModel.generate`` without streaming, for rows of one launch, which are padded to one length; what
+depends on ``t`` alone and the separate projections of queries, keys and values need not be on the device for it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,34 +39,52 @@ def windows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def solve_whole(
-    weights: FlowWeights, config: FlowConfig, mu: Tensor, cond: Tensor, speaker: Tensor
+    weights: FlowWeights,
+    config: FlowConfig,
+    mu: Tensor,
+    cond: Tensor,
+    speakers: Tensor,
+    counts: Sequence[int] | None = None,
 ) -> Tensor:
-    """Euler integration over all frames at once.
+    """Euler integration over all frames at once. Does not wait for the device.
 
     Args:
-        mu, cond: ``[T, mel]``.
-        speaker: what the speaker adds to the input projection, its bias included, float32 ``[dim]``.
+        mu, cond: ``[R, T, mel]``.
+        speakers: what the speaker adds to the input projection, its bias included, float32 ``[R, dim]``.
+        counts: frames of each row, behind which it is padding; None: all.
 
     Returns:
-        mel, float32 ``[T, mel]``.
+        mel, float32 ``[R, T, mel]``; what is behind a row's end has no meaning.
     """
-    frames, half = mu.shape[0], weights.x.dtype
-    condition = F.linear(torch.cat((cond, mu), dim=-1).float(), weights.condition) + speaker
-    condition = torch.stack((condition, weights.bias.expand(frames, -1)))
+    (rows, frames, _), half = mu.shape, weights.x.dtype
+    condition = F.linear(torch.cat((cond, mu), dim=-1).float(), weights.condition) + speakers[:, None]
+    condition = torch.cat(
+        (condition, weights.bias.expand(rows, frames, -1))
+    )  # both branches behind each other
     rope: Rope = (weights.rope[0, :frames].to(half), weights.rope[1, :frames].to(half))
-    x = weights.noise[:frames]
+    keys = None
+    if counts is not None and min(counts) < frames:
+        ends = torch.tensor(list(counts), pin_memory=mu.is_cuda).to(mu.device, non_blocking=True)
+        keys = (torch.arange(frames, device=mu.device) < ends.repeat(BRANCHES)[:, None])[:, None, None]
+    x = weights.noise[:frames].expand(rows, -1, -1)
     for step, dt in enumerate(weights.dt):
-        guided, free = _velocity(weights, config, x, condition, step, rope)
+        guided, free = _velocity(weights, config, x, condition, step, rope, keys).chunk(BRANCHES)
         x = x + dt * ((1.0 + config.guidance_scale) * guided - config.guidance_scale * free)
     return x
 
 
 def _velocity(
-    weights: FlowWeights, config: FlowConfig, x: Tensor, condition: Tensor, step: int, rope: Rope
+    weights: FlowWeights,
+    config: FlowConfig,
+    x: Tensor,
+    condition: Tensor,
+    step: int,
+    rope: Rope,
+    keys: Tensor | None,
 ) -> Tensor:
-    """Both branches, float32 ``[2, T, mel]``."""
+    """Both branches behind each other, float32 ``[2 R, T, mel]``."""
     half = weights.x.dtype
-    first = (F.linear(x.to(half), weights.x).float() + condition).to(half)
+    first = (F.linear(x.to(half), weights.x).float().repeat(BRANCHES, 1, 1) + condition).to(half)
     y = first
     for position in weights.positions:
         y = F.pad(y.transpose(1, 2), (POSITION_KERNEL - 1, 0))
@@ -72,19 +92,22 @@ def _velocity(
         y = F.mish(F.conv1d(y, kernel, bias, groups=POSITION_GROUPS)).transpose(1, 2)
     hidden = first.float() + y
     for block in weights.blocks:
-        _run_block(hidden, block, step, config.dit.heads, rope)
+        _run_block(hidden, block, step, config.dit.heads, rope, keys)
     normed = _norm(hidden, weights.last_norm, step).to(half)
     return F.linear(normed, weights.output.weight).float() + weights.output_bias
 
 
-def _run_block(hidden: Tensor, block: BlockWeights, step: int, heads: int, rope: Rope) -> None:
-    """In place on ``hidden`` float32 ``[2, T, dim]``."""
-    half, frames = block.qkv.weight.dtype, hidden.shape[1]
+def _run_block(
+    hidden: Tensor, block: BlockWeights, step: int, heads: int, rope: Rope, keys: Tensor | None
+) -> None:
+    """In place on ``hidden`` float32 ``[rows, T, dim]``."""
+    half, (rows, frames, _) = block.qkv.weight.dtype, hidden.shape
     normed = _norm(hidden, block.norm, step).to(half)
-    qkv = F.linear(normed, block.qkv.weight, block.qkv_bias.to(half)).view(BRANCHES, frames, 3, heads, -1)
+    qkv = F.linear(normed, block.qkv.weight, block.qkv_bias.to(half)).view(rows, frames, 3, heads, -1)
     _rotate(qkv[:, :, :2, 0], rope)
     query, key, value = qkv.permute(2, 0, 3, 1, 4)
-    mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(BRANCHES, frames, -1)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
+    mixed = mixed.transpose(1, 2).reshape(rows, frames, -1)
     hidden.addcmul_(block.out.gate[step], F.linear(mixed, block.out.weight).float() + block.out.bias)
     normed = _norm(hidden, block.ff_norm, step).to(half)
     inner = F.gelu(F.linear(normed, block.ff_in.weight, block.ff_in_bias.to(half)), approximate="tanh")
@@ -96,7 +119,7 @@ def _norm(hidden: Tensor, norm: Norm, step: int) -> Tensor:
 
 
 def _rotate(x: Tensor, rope: Rope) -> None:
-    """Turns the channel pairs of ``x`` ``[2, T, 2, dim_head]`` in place."""
+    """Turns the channel pairs of ``x`` ``[rows, T, 2, dim_head]`` in place."""
     cosine, sine = (part[:, None] for part in rope)
     even, odd = x[..., 0::2].clone(), x[..., 1::2].clone()
     x[..., 0::2] = even * cosine - odd * sine
