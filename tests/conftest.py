@@ -19,6 +19,10 @@ GOLDEN = Path(__file__).parent / "golden"
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that the tests start
 
+# Kernels are interpreted where there is no GPU (``tests/interpreter``), if Triton hears of it before it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="session")
 def golden_folder() -> Path:

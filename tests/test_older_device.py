@@ -10,9 +10,10 @@ import torch
 
 from tests.helpers import quiet_engine
 from vivace import SamplingParams, SynthesisRequest
-from vivace.engine.device_stages import DeviceStages, flow_bytes
+from vivace.engine.device_stages import DeviceStages
 from vivace.engine.piece_runner import PieceFlowRunner
 from vivace.errors import CancelledRequestError
+from vivace.models.device_kinds import MOST_KEPT_BYTES, page_bytes_used
 from vivace.models.kinds import make_flow
 from vivace.models.unet_pages import UNetPages
 from vivace.random_checkpoint import full_config, write_random_checkpoint
@@ -143,12 +144,10 @@ def test_pages_that_are_taken_at_once_are_no_more_than_the_streams_use():
     with torch.device("meta"):
         flow = make_flow(config.flow).to(torch.bfloat16)
     second, longest = UNetPages.bytes_of(config.flow, torch.bfloat16), 300 * 25
-    kept = 300 * second // 7  # of prompts, out of 8 parts of all
-    assert flow_bytes(flow, config, 140 << 30, 1, longest) == 300 * second + kept
-    eight = flow_bytes(flow, config, 140 << 30, 8, longest)
-    assert 8 * 60 * second < eight < 0.5 * (140 << 30)
-    for rows, free in ((64, 140 << 30), (1, 20 << 30)):
-        assert flow_bytes(flow, config, free, rows, longest) == int(0.75 * free)
+    one, eight, many = (page_bytes_used(flow, config, streams, longest) for streams in (1, 8, 64))
+    assert one == 300 * second + 300 * second // 7  # an eighth of all of it is for prompts
+    assert eight == 480 * second + 480 * second // 7 < 70 << 30
+    assert many == 64 * 60 * second + MOST_KEPT_BYTES
     with torch.device("meta"):
         other = make_flow(full_config(3).flow)
-    assert flow_bytes(other, full_config(3), 140 << 30, 1, longest) == int(0.75 * (140 << 30))
+    assert page_bytes_used(other, full_config(3), 1, longest) > 1 << 60

@@ -25,26 +25,26 @@ from vivace.engine.ticket import Capacity
 from vivace.engine.vocoder_runner import VocoderSession
 from vivace.layers.stretch import MelStretch
 from vivace.models.device_kinds import (
+    MOST_KEPT_BYTES,
     AnyDeviceFlow,
     AnyDeviceVocoder,
     make_device_flow,
     make_device_vocoder,
     make_piece_flow,
+    page_bytes_used,
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow, WholeItem
 from vivace.models.flow_paged import MelHandle, PagedStream
-from vivace.models.flow_unet import UNetFlow
 from vivace.models.hift_device import DeviceVocoder, is_supported
 from vivace.models.host_samples import PendingSamples
-from vivace.models.unet_pages import UNetPages
 
 if TYPE_CHECKING:
     from vivace.checkpoint import Model
-    from vivace.config import Limits, ModelConfig
+    from vivace.config import Limits
     from vivace.datatypes import Samples
     from vivace.models.flow_stream import ShouldStop
-    from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
+    from vivace.models.kinds import AnyLM, AnyVocoder
     from vivace.models.piece_device import DevicePieceFlow
     from vivace.voice import Voice
 
@@ -68,8 +68,6 @@ QUEUE_PER_ROW = 2
 
 _VOCODER_SHARE = 0.1  # of the device's free memory for what the streams of a launch work on
 _FLOW_SHARE = 0.75  # of the memory that is free then, for pages of the flow
-_TYPICAL_SECONDS = 60  # of a stream, for pages that are taken at once
-_MOST_KEPT_BYTES = 8 * 1024**3  # of prompts that stay
 _TEXT_POSITIONS = 1024  # of a row, beyond the longest speech
 _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the speech LM
 _TYPICAL_POSITIONS = 2048
@@ -299,14 +297,14 @@ class DeviceStages:
         vocoder = make_device_vocoder(model.vocoder, max_rows, min(VOCODER_ROWS, most), vocoder_bytes)
         if model.device.type == "cuda":
             free = torch.cuda.mem_get_info(model.device)[0]
-            max_bytes = flow_bytes(model.flow, config, free, max_rows, longest)
+            max_bytes = min(int(free * _FLOW_SHARE), page_bytes_used(model.flow, config, max_rows, longest))
         paged = make_device_flow(model.flow, max_bytes, packed, alone=deterministic)
         pieces = make_piece_flow(model.flow, packed, alone=deterministic)
         flow: DeviceFlowRunner | FlowRunner
         flow = FlowRunner(model.flow) if pieces is None else PieceFlowRunner(pieces)
         pages = 1 << 60
         if paged is not None:
-            kept = _MOST_KEPT_BYTES if max_bytes is None else min(_MOST_KEPT_BYTES, max_bytes // 8)
+            kept = MOST_KEPT_BYTES if max_bytes is None else min(MOST_KEPT_BYTES, max_bytes // 8)
             flow = DeviceFlowRunner(paged, config.flow.output_size, config.chunk_tokens, kept_bytes=kept)
             if paged.pool.most_pages is not None and max_bytes is not None:
                 pages = paged.pool.most_pages - -(-kept // paged.pool.page_bytes)
@@ -361,21 +359,6 @@ class DeviceStages:
         if self.vocoder is None:
             return VocoderSession(self.plain_vocoder, speed)
         return DeviceVocoderSession(self.vocoder, speed)
-
-
-def flow_bytes(flow: AnyFlow, config: ModelConfig, free: int, max_rows: int, longest: int) -> int:
-    """Memory for pages of the flow: most of what is free. Of those that are taken at once no more than the streams use.
-
-    Args:
-        free: bytes. longest: speech tokens of the longest stream, which fits when it is alone.
-    """
-    share = int(free * _FLOW_SHARE)
-    if not isinstance(flow, UNetFlow):  # takes pages when there is use for them
-        return share
-    usual = max_rows * _TYPICAL_SECONDS * config.token_rate_hz
-    pages = -(-max(longest, usual) // config.chunk_tokens)
-    wanted = pages * UNetPages.bytes_of(flow.config, flow.speaker_projection.weight.dtype)
-    return min(share, wanted + min(_MOST_KEPT_BYTES, wanted // 7))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vivace.kernels.reference import DrawRows
 from vivace.models.conformer_lm import ConformerLM
@@ -20,9 +21,18 @@ from vivace.models.kinds import AnyFlow, AnyLM, AnyVocoder
 from vivace.models.lm_paged import PagedLM
 from vivace.models.piece_device import WAVE, DevicePieceFlow
 from vivace.models.unet_device import DeviceUNetFlow
+from vivace.models.unet_pages import UNetPages
+
+if TYPE_CHECKING:
+    from vivace.config import ModelConfig
 
 AnyDeviceFlow: TypeAlias = DeviceFlow | DeviceUNetFlow
 """They have one interface."""
+
+MOST_KEPT_BYTES = 8 * 1024**3
+"""Of voices' prompts that stay on a device: at most an eighth of the memory for pages, and so much."""
+
+_TYPICAL_SECONDS = 60  # of a stream, for pages that are taken at once
 
 MOST_UNET_STREAMS = 16
 """Streams of one launch of the older generations' flows."""
@@ -54,6 +64,20 @@ def make_device_flow(
         most = min(max_streams, MOST_UNET_STREAMS)
         return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=most, alone=alone)
     return None
+
+
+def page_bytes_used(flow: AnyFlow, config: ModelConfig, max_streams: int, longest_tokens: int) -> int:
+    """Memory for pages of the flow beyond which more are of no use; of a flow that takes pages when it needs them, all.
+
+    Args:
+        longest_tokens: of the longest stream, which fits when it is alone.
+    """
+    if not isinstance(flow, UNetFlow):
+        return sys.maxsize
+    usual = max_streams * _TYPICAL_SECONDS * config.token_rate_hz
+    pages = -(-max(longest_tokens, usual) // config.chunk_tokens)
+    used = pages * UNetPages.bytes_of(flow.config, flow.speaker_projection.weight.dtype)
+    return used + min(MOST_KEPT_BYTES, used // 7)
 
 
 def make_piece_flow(flow: AnyFlow, max_streams: int, *, alone: bool = False) -> DevicePieceFlow | None:
