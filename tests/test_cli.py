@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import wave
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import soundfile
 
 from tests.helpers import speech_like_wav
 from vivace import __version__
+from vivace.audio.formats import WavWriter
 from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
+from vivace.cli.output import EndsHeld
 from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
 from vivace.environment import cpu_threads, engine_environment
@@ -270,6 +273,32 @@ def test_no_voice_is_cloned_without_consent(vivace, random_model_folder, recordi
     assert (code, len(errors)) == (1, 1)
     assert errors[0].endswith("(consent_required)")
     assert "anna" not in open_voices(random_model_folder).names()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_while_the_file_is_opened_comes_behind_it(tmp_path):
+    """When somebody removes it who knows of it; at any other time it comes at once."""
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    out, reached = tmp_path / "cut.wav", []
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as ended, ExitStack() as stack:  # noqa: PT012
+            with EndsHeld():
+                stack.enter_context(WavWriter(out, 24_000))
+                os.kill(os.getpid(), signal.SIGTERM)
+                reached.append("opened")
+            reached.append("went on")
+        assert signal.getsignal(signal.SIGTERM) is end
+        with pytest.raises(SystemExit), EndsHeld():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert reached == ["opened"]
+    assert ended.value.code == 143
+    assert not out.exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
