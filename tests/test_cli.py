@@ -1,5 +1,6 @@
 """The ``vivace`` command: what it writes, what it prints, and how it ends."""
 
+import asyncio
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from tests.helpers import speech_like_wav
 from vivace import __version__
 from vivace.audio.formats import WavWriter
 from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
-from vivace.cli.output import EndsHeld
+from vivace.cli.ends import ends_cancel_task, ends_held
 from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
 from vivace.environment import cpu_threads, engine_environment
@@ -286,19 +287,54 @@ def test_a_signal_while_the_file_is_opened_comes_behind_it(tmp_path):
     before = signal.signal(signal.SIGTERM, end)
     try:
         with pytest.raises(SystemExit) as ended, ExitStack() as stack:  # noqa: PT012
-            with EndsHeld():
+            with ends_held():
                 stack.enter_context(WavWriter(out, 24_000))
                 os.kill(os.getpid(), signal.SIGTERM)
                 reached.append("opened")
             reached.append("went on")
         assert signal.getsignal(signal.SIGTERM) is end
-        with pytest.raises(SystemExit), EndsHeld():
+        with pytest.raises(SystemExit), ends_held():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert reached == ["opened"]
     assert ended.value.code == 143
     assert not out.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_is_no_other_tasks_exception():
+    """One that is busy when it comes goes on; the waiting one unwinds, and then the command ends."""
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    told = []
+
+    async def busy():
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(10_000):  # Python handles signals between its instructions
+            pass
+        told.append("busy")
+
+    async def main():
+        other = asyncio.create_task(busy())
+        with ends_cancel_task():
+            try:
+                await asyncio.sleep(30)
+            finally:
+                told.append("unwound")
+                await other
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            asyncio.run(main())
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert told == ["busy", "unwound"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

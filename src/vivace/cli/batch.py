@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vivace.cli.ends import ends_cancel_task
 from vivace.cli.options import (
     AsJson,
     Consent,
@@ -100,7 +101,8 @@ async def _run(work: Batch, open_this: Callable[[], Engine]) -> None:
     from vivace.engine import AsyncEngine
 
     async with AsyncEngine(open_this()) as engine:
-        await work.run(engine)
+        with ends_cancel_task():
+            await work.run(engine)
 
 
 def _count_lines(path: Path) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from vivace.cli.ends import ends_held
 from vivace.cli.estimate import Estimate
 from vivace.cli.options import print_json, print_line
 from vivace.errors import InvalidRequestError
@@ -105,7 +106,7 @@ def write_stream(stream: SpeechStream, target: Target, rate_hz: int, estimate: E
         interrupts.hold()
         try:
             with ExitStack() as stack:
-                with EndsHeld():  # or a file just made would be nobody's
+                with ends_held():  # or a file just made would be nobody's
                     writer = stack.enter_context(target.open(rate_hz))
                 for chunk in interrupts.between(first, stream):
                     writer.write(chunk.samples)
@@ -184,34 +185,6 @@ def _progress() -> Iterator[Callable[[AudioChunk, Estimate, SynthesisResult], No
             progress.update(task, audio=audio_s, completed=audio_s, total=estimate.audio_seconds)
 
         yield show
-
-
-class EndsHeld:
-    """SIGTERM and SIGHUP, where they end the command by an exception, come behind the body."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, Callable[[int, FrameType | None], object]] = {}
-        self._held: int | None = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            handler = None if number is None else signal.getsignal(number)
-            if number is not None and callable(handler):
-                self._before[number] = handler
-                signal.signal(number, self._hold)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._held is not None:
-            self._before[self._held](self._held, None)
-
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._held = number
 
 
 class _Interrupts:
