@@ -22,7 +22,7 @@ from tests.helpers import speech_like_wav
 from vivace import __version__
 from vivace.audio.formats import WavWriter
 from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
-from vivace.cli.ends import ends_cancel_task, ends_held
+from vivace.cli.end_signals import end_signals_cancel_task, end_signals_held
 from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
 from vivace.environment import cpu_threads, engine_environment
@@ -287,13 +287,13 @@ def test_a_signal_while_the_file_is_opened_comes_behind_it(tmp_path):
     before = signal.signal(signal.SIGTERM, end)
     try:
         with pytest.raises(SystemExit) as ended, ExitStack() as stack:  # noqa: PT012
-            with ends_held():
+            with end_signals_held():
                 stack.enter_context(WavWriter(out, 24_000))
                 os.kill(os.getpid(), signal.SIGTERM)
                 reached.append("opened")
             reached.append("went on")
         assert signal.getsignal(signal.SIGTERM) is end
-        with pytest.raises(SystemExit), ends_held():
+        with pytest.raises(SystemExit), end_signals_held():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -319,7 +319,7 @@ def test_a_signal_is_no_other_tasks_exception():
 
     async def main():
         other = asyncio.create_task(busy())
-        with ends_cancel_task():
+        with end_signals_cancel_task():
             try:
                 await asyncio.sleep(30)
             finally:

@@ -139,7 +139,7 @@ def test_a_cancelled_request_gives_everything_back(engines):
 
 
 def test_pages_that_are_taken_at_once_are_no_more_than_the_streams_use():
-    """At full size a second takes 115 MB: without a bound an engine for one stream held most of any GPU."""
+    """At full size a second takes 115 MB."""
     config = full_config(2)
     with torch.device("meta"):
         flow = make_flow(config.flow).to(torch.bfloat16)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vivace.cli.ends import ends_cancel_task
+from vivace.cli.end_signals import end_signals_cancel_task
 from vivace.cli.options import (
     AsJson,
     Consent,
@@ -101,7 +101,7 @@ async def _run(work: Batch, open_this: Callable[[], Engine]) -> None:
     from vivace.engine import AsyncEngine
 
     async with AsyncEngine(open_this()) as engine:
-        with ends_cancel_task():
+        with end_signals_cancel_task():
             await work.run(engine)
 
 

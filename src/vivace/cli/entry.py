@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from io import TextIOWrapper
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from vivace import __version__
 from vivace.cli.batch import batch
 from vivace.cli.bench import bench_app, limits
+from vivace.cli.end_signals import end_on_signals
 from vivace.cli.options import print_line
 from vivace.cli.server import serve
 from vivace.cli.speech import say, transform
@@ -49,18 +49,6 @@ def _options(
     """Options of the command itself; its help is the application's."""
 
 
-def _end_on_signals() -> None:
-    """A closed terminal and ``kill`` end the command as Ctrl-C does: no half-written file stays behind."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP; under nohup it is ignored
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, end)
-
-
 def _take_any_text() -> None:
     """Text comes in as UTF-8 whatever the locale says, and none that goes out is an error."""
     if isinstance(sys.stdin, TextIOWrapper):
@@ -73,7 +61,7 @@ def _take_any_text() -> None:
 def main() -> None:
     """Entry point: errors of ours become one line and an exit code."""
     spin_briefly()
-    _end_on_signals()
+    end_on_signals()
     _take_any_text()
     try:
         app()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vivace.cli.ends import ends_held
+from vivace.cli.end_signals import end_signals_held
 from vivace.cli.estimate import Estimate
 from vivace.cli.options import print_json, print_line
 from vivace.errors import InvalidRequestError
@@ -106,7 +106,7 @@ def write_stream(stream: SpeechStream, target: Target, rate_hz: int, estimate: E
         interrupts.hold()
         try:
             with ExitStack() as stack:
-                with ends_held():  # or a file just made would be nobody's
+                with end_signals_held():  # or a file just made would be nobody's
                     writer = stack.enter_context(target.open(rate_hz))
                 for chunk in interrupts.between(first, stream):
                     writer.write(chunk.samples)

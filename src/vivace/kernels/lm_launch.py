@@ -192,6 +192,21 @@ class KernelOps:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """``norm(x) @ weight.T`` of few rows; ``gated``: ``silu`` of the first half times the second."""
+        return self._norm_linear(x, (gain, None, self._eps), weight, gated=gated, dtype=dtype)
+
+    def _norm_linear(
+        self,
+        x: Tensor,
+        norm: tuple[Tensor, Tensor | None, float],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        relu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See the kernel; ``norm`` is gain, offset and epsilon, without an offset that of the root mean square."""
+        gain, offset, eps = norm
         rows, width = x.shape
         count = weight.shape[0] // (2 if gated else 1)
         out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
@@ -199,19 +214,19 @@ class KernelOps:
         lm_linear.norm_linear_kernel[(triton.cdiv(count, block), rows)](
             x,
             gain,
-            gain,
+            gain if offset is None else offset,
             weight,
-            gain,
+            gain if bias is None else bias,
             out,
             count,
             width,
-            self._eps,
+            eps,
             BLOCK_N=block,
             BLOCK_K=triton.next_power_of_2(width),
             GATED=gated,
-            LAYER=False,
-            BIAS=False,
-            RELU=False,
+            LAYER=offset is not None,
+            BIAS=bias is not None,
+            RELU=relu,
             num_warps=4,
             **self._pdl,
         )

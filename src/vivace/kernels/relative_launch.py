@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from vivace.kernels import lm_linear, relative_rows
+from vivace.kernels import relative_rows
 from vivace.kernels.lm_launch import KernelOps
 
 
@@ -107,27 +107,4 @@ class RelativeOps(KernelOps):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """``layer_norm(x) @ weight.T + bias`` of few rows, then ReLU if so."""
-        gain, offset, eps = norm
-        (rows, width), count = x.shape, weight.shape[0]
-        out = torch.empty(rows, count, dtype=dtype or weight.dtype, device=x.device)
-        block = 8 if count > 4096 else 4
-        lm_linear.norm_linear_kernel[(triton.cdiv(count, block), rows)](
-            x,
-            gain,
-            offset,
-            weight,
-            weight if bias is None else bias,
-            out,
-            count,
-            width,
-            eps,
-            BLOCK_N=block,
-            BLOCK_K=triton.next_power_of_2(width),
-            GATED=False,
-            LAYER=True,
-            BIAS=bias is not None,
-            RELU=relu,
-            num_warps=4,
-            **self._pdl,
-        )
-        return out
+        return self._norm_linear(x, norm, weight, bias, relu=relu, dtype=dtype)

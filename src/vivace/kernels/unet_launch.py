@@ -143,7 +143,7 @@ def _rows_of_block(rows: int) -> int:
 
 
 def _is_for_library(weight: Tensor, rows: int) -> bool:
-    """Triton multiplies float32 without tensor cores, or rounds: for many rows cuBLAS is faster."""
+    """In float32 Triton multiplies without tensor cores, or rounds: many rows are left to cuBLAS."""
     return weight.dtype == torch.float32 and rows > _FLOAT32_ROWS
 
 

@@ -19,7 +19,7 @@ from vivace.errors import SynthesisError
 from vivace.kernels import dit_reference
 from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
-from vivace.models.flow_paged import FLAGS, MOST_CHUNKS, MelHandle, PagedFlow, PagedStream, Work
+from vivace.models.flow_paged import MelHandle, PagedFlow, PagedStream, Work
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch, padded, pages_within
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
 from vivace.models.flow_wave import WaveSolver, wave_costs
@@ -174,8 +174,8 @@ class DeviceFlow(PagedFlow):
     def generate_batch(self, items: Sequence[WholeItem]) -> list[MelHandle]:
         """``generate`` for several sequences, those of like length together; errors lie in the handles.
 
-        Each of the thousands of small kernels takes about as long for many rows as for one. Where memory is missing
-        for so many, half of them are tried, down to one.
+        It is thousands of small operations, whatever the number of rows. Where memory is missing for so many, half of
+        them are tried, down to one.
         """
         made: dict[int, MelHandle] = {}
         waiting = sorted(range(len(items)), key=lambda number: len(items[number][0]))
@@ -183,7 +183,7 @@ class DeviceFlow(PagedFlow):
             try:
                 self._check_length(self._frames_of(items[number]))
             except SynthesisError as error:
-                made[number] = self._nothing(error)
+                made[number] = self._no_frames(error)
                 waiting.remove(number)
         while waiting:
             longest = self._frames_of(items[waiting[-1]])
@@ -195,19 +195,13 @@ class DeviceFlow(PagedFlow):
             ]
             made |= self._generate_or_halve(together, items)
             del waiting[-len(together) :]
-        done = None
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
+        done = self._mark()
         for handle in made.values():
             handle.done = done
         return [made[number] for number in range(len(items))]
 
     def _frames_of(self, item: WholeItem) -> int:
         return self._config.token_mel_ratio * len(item[0])
-
-    def _nothing(self, error: Exception) -> MelHandle:
-        return MelHandle(torch.zeros(self._output_size, 0, device=self.device), error)
 
     def _generate_or_halve(self, numbers: Sequence[int], items: Sequence[WholeItem]) -> dict[int, MelHandle]:
         try:
@@ -216,7 +210,7 @@ class DeviceFlow(PagedFlow):
             fault = error.with_traceback(None)  # which would keep what the launch has taken so far
         self.launches_halved += 1
         if len(numbers) == 1:
-            return {numbers[0]: self._nothing(fault)}
+            return {numbers[0]: self._no_frames(fault)}
         half = len(numbers) // 2
         return self._generate_or_halve(numbers[:half], items) | self._generate_or_halve(numbers[half:], items)
 
@@ -233,14 +227,12 @@ class DeviceFlow(PagedFlow):
             cond[row, : len(stream.prompt_mel)] = stream.prompt_mel
         speakers = torch.stack([stream.speaker for stream in streams])
         mel = solve_whole(self.weights, self._config, mu, cond, speakers, counts)
-        first = self._launches % (FLAGS - MOST_CHUNKS)
-        self._launches += len(items)
-        handles = []
-        for row, (stream, count) in enumerate(zip(streams, counts, strict=True)):
-            own, flag = mel[row, :count], self._flags[first + row]
-            flag.copy_(~own.isfinite().all(), non_blocking=True)
-            handles.append(MelHandle(own[len(stream.prompt_mel) :].T, None, [flag]))
-        return handles
+        rows = [row[:count] for row, count in zip(mel, counts, strict=True)]
+        flags = self._send_flags(torch.stack([~row.isfinite().all() for row in rows]))
+        return [
+            MelHandle(row[len(stream.prompt_mel) :].T, None, [flag])
+            for row, stream, flag in zip(rows, streams, flags, strict=True)
+        ]
 
     def _chunk_sizes(self) -> tuple[int, int, int]:
         config = self._config

@@ -263,11 +263,16 @@ class PagedFlow(ABC):
                 if isinstance(work, Work):
                     self._undo(work)
             raise
-        done = None
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
+        done = self._mark()
         return [self._handle(work, done) for work in works]
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """The end of what is queued so far; None on a CPU, where it is done."""
+        if self.device.type != "cuda":
+            return None
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return done
 
     def _run_or_halve(self, works: list[Work]) -> None:
         """``_run``, in smaller parts where memory is missing; a single stream that does not fit has an error."""
@@ -356,10 +361,7 @@ class PagedFlow(ABC):
 
     def _note(self, works: list[Work], frames: Sequence[int], mels: Tensor, faults: Tensor) -> None:
         """What a launch made: ``mels [streams, frames, mel]``, of which the streams' own ``frames`` count."""
-        first = self._launches % (FLAGS - MOST_CHUNKS)
-        self._launches += len(works)
-        flags = self._flags[first : first + len(works)]
-        flags.copy_(faults, non_blocking=True)
+        flags = self._send_flags(faults)
         # Views of all rows at once: one by one each takes as long as the rest of this.
         rows, length = zip(mels.unbind(), flags.unbind(), strict=True), mels.shape[1]
         for work, count, (mel, flag) in zip(works, frames, rows, strict=True):
@@ -370,10 +372,19 @@ class PagedFlow(ABC):
             work.mels.append(mel if count == length else mel[:count])
             work.faults.append(flag)
 
+    def _send_flags(self, faults: Tensor) -> Tensor:
+        """Where the host finds the flags of a launch's rows once it is done, ``[rows]``."""
+        first = self._launches % (FLAGS - MOST_CHUNKS)
+        self._launches += len(faults)
+        flags = self._flags[first : first + len(faults)]
+        return flags.copy_(faults, non_blocking=True)
+
+    def _no_frames(self, error: Exception | None) -> MelHandle:
+        return MelHandle(torch.zeros(self._output_size, 0, device=self.device), error)
+
     def _handle(self, work: Work | SynthesisError, done: torch.cuda.Event | None) -> MelHandle:
         error = work.error if isinstance(work, Work) else work
         if isinstance(work, Work) and work.mels and error is None:
             mel = work.mels[0] if len(work.mels) == 1 else torch.cat(work.mels)
             return MelHandle(mel[work.skip :].T, None, work.faults, done)
-        nothing = torch.zeros(self._output_size, 0, device=self.device)
-        return MelHandle(nothing, error)
+        return self._no_frames(error)

@@ -18,7 +18,7 @@ class FrameConv:
     Attributes:
         weight: ``[out, in, 1, taps]``, channels last.
         stride: 2: to the half rate, or from it if ``is_up``.
-        product: the same as ``[out, taps * in]``; None: the library's convolution is faster.
+        product: the same as ``[out, taps * in]``; None: the library's convolution is taken.
     """
 
     weight: Tensor
@@ -33,7 +33,7 @@ class FrameConv:
         """The convolution of a layer with ``weight [out, in, taps]``, or ``[in, out, taps]`` if ``is_up``.
 
         Args:
-            as_product: None: in float32 on a GPU, for which cuDNN has no fast kernel with channels last.
+            as_product: None: in float32 on a GPU (``docs/log.md`` says why).
         """
         weight, product = weight.detach(), None
         if as_product is None:

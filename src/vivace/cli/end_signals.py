@@ -1,4 +1,4 @@
-"""Signals that end a command by an exception (``entry`` sees to that), where none may come: SIGTERM and SIGHUP."""
+"""SIGTERM and SIGHUP end a command by an exception, as Ctrl-C does; and where none may come, they wait."""
 
 from __future__ import annotations
 
@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from types import FrameType
 
+_NAMES = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+
 Handler: TypeAlias = "Callable[[int, FrameType | None], object]"
+
+
+def end_on_signals() -> None:
+    """From now on a closed terminal and ``kill`` end the command so: no half-written file stays behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for name in _NAMES:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # under nohup it is ignored
+            signal.signal(number, end)
 
 
 def _handlers() -> dict[int, Handler]:
     """What ends the command, by signal; nothing outside the main thread, and where the system's own way is in force."""
     found: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
+        for name in _NAMES:
+            number = getattr(signal, name, None)
             handler = None if number is None else signal.getsignal(number)
             if number is not None and callable(handler):
                 found[number] = handler
@@ -28,7 +42,7 @@ def _handlers() -> dict[int, Handler]:
 
 
 @contextmanager
-def ends_held() -> Iterator[None]:
+def end_signals_held() -> Iterator[None]:
     """They come behind the body: what it opens is in its owner's hands by then."""
     held: list[int] = []
     before = _handlers()
@@ -44,7 +58,7 @@ def ends_held() -> Iterator[None]:
 
 
 @contextmanager
-def ends_cancel_task() -> Iterator[None]:
+def end_signals_cancel_task() -> Iterator[None]:
     """They cancel the running task, and come when it has unwound, as Ctrl-C does in asyncio.
 
     Raised in the midst of another task, the exception would be that task's, and the loop would tell of it.
