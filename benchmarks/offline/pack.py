@@ -21,7 +21,8 @@ from benchmarks.offline.machine import Machine, normalised
 
 ROOT = Path(__file__).resolve().parents[2]
 LACKING = (
-    *("soundfile", "soxr", "wetext", "kaldifst", "contractions", "textsearch", "anyascii", "pyahocorasick"),
+    *("soundfile", "cffi", "pycparser"),
+    *("soxr", "wetext", "kaldifst", "contractions", "textsearch", "anyascii", "pyahocorasick"),
     *("typer", "shellingham", "click"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
 )
