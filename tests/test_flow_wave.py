@@ -25,6 +25,14 @@ def device():
     return device
 
 
+def test_how_much_audio_a_chunk_of_a_wave_needs():
+    """Less where launches are known to be fast."""
+    assert DeviceFlow(flow(), waves=(2,)).wave_ms == 800
+    measured = DeviceFlow(flow(), max_streams=8, costs=COSTS)
+    assert measured.most_in_wave == 8
+    assert measured.most_in_wave * measured.wave_ms <= 2000
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Chunks of one stream in each launch."""
@@ -82,6 +90,21 @@ def test_costs_of_waves():
     ],
 )
 def test_several_chunks_at_once_equal_the_whole(device, launched, count, prompt, sizes):
+    check_equals_whole(device, launched, count, prompt, sizes)
+
+
+@pytest.mark.parametrize(
+    ("count", "prompt", "sizes"),
+    [(8 * CHUNK, 0, [8]), (8 * CHUNK - 3, 5, [8]), (7 * CHUNK, 17, [8]), (8 * CHUNK + 2, 3, [8, 1])],
+)
+def test_eight_chunks_at_once_equal_the_whole(launched, count, prompt, sizes):
+    device = DeviceFlow(flow(), waves=(2, 4, 8))
+    device.warm_up(10 * 2 * CHUNK)
+    launched.clear()
+    check_equals_whole(device, launched, count, prompt, sizes)
+
+
+def check_equals_whole(device, launched, count, prompt, sizes):
     stream = device.open(EMBEDDING, prompt_mel(prompt))
     tokens = tokens_of(count)
     mel = device.step(stream, tokens, True)

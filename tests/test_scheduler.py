@@ -145,6 +145,28 @@ def test_a_stream_alone_waits_for_the_chunks_of_a_launch(audio_ms, spent_ms, spa
     assert chunks or decoded(plan) == [1]
 
 
+@pytest.mark.parametrize(
+    ("audio_ms", "spare", "chunks"),
+    [(920, 200, 1), (1920, 174, 0), (1920, 175, 8), (1500, 200, 4), (9920, 300, 8)],
+)
+def test_fast_stages_share_launches_from_the_third_chunk_on(audio_ms, spare, chunks):
+    """The first two go out one by one, however fast: a player has two seconds then."""
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    ticket = playing(1, 0, spare_tokens=spare)
+    ticket.first_ms, ticket.audio_ms = 10_000, audio_ms
+    scheduler.add(ticket)
+    plan = scheduler.plan(10_010)
+    assert plan.render == (((1, chunks),) if chunks else ())
+
+
+def test_a_stream_alone_may_decode_all_that_its_next_launch_needs():
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    ticket = playing(1, 0, spare_tokens=160)
+    ticket.first_ms, ticket.audio_ms = 10_000, 1920
+    scheduler.add(ticket)
+    assert scheduler.plan(10_010).decode == ((1, 15),)
+
+
 def test_a_stream_alone_has_its_first_chunk_at_once():
     scheduler = make(ALONE)
     scheduler.add(Ticket(1, tokens_until_audio=0, spare_tokens=200, opens_segment=False))

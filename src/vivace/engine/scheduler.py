@@ -252,8 +252,9 @@ class Scheduler:
         The more audio was handed over the more, so that the same request has the same launches every time.
         """
         policy = self.policy
-        most = min(self.capacity.wave, policy.max_hop_chunks, ticket.audio_ms // policy.wave_ms)
-        if ticket.first_ms < 0 or ticket.credit_ms(now_ms) < policy.wave_ms:
+        wave_ms = self.capacity.wave_ms if policy.wave_ms is None else policy.wave_ms
+        most = min(self.capacity.wave, ticket.audio_ms // wave_ms)
+        if ticket.first_ms < 0 or ticket.audio_ms < policy.single_ms or ticket.credit_ms(now_ms) < wave_ms:
             most = 1
         wanted = 1 << (max(1, most).bit_length() - 1)
         known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
@@ -284,7 +285,8 @@ class Scheduler:
                 prompts -= 1
             hop = render.get(ticket.request_id, 0)
             # Behind what is known, one hop beyond the one that is rendered now.
-            ahead = (hop + policy.max_hop_chunks - 1) * chunk if ticket.first_ms >= 0 or hop else 0
+            next_hop = max(policy.max_hop_chunks, self.capacity.wave if len(ready) == 1 else 1)
+            ahead = (hop + next_hop - 1) * chunk if ticket.first_ms >= 0 or hop else 0
             most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
             if most > 0:
                 decode.append((ticket.request_id, min(burst, most)))

@@ -91,6 +91,8 @@ class Capacity:
         batch: most chunks of one step; 1: a step is one burst of decoding or one chunk, of one request.
         pack: streams whose chunks share a launch of the flow; 1: each has its own.
         wave: chunks of one stream that a launch of the flow computes for less than one by one; 1: none.
+        wave_ms: audio that a stream must have handed over for each chunk of such a launch: the faster the stages make
+            as much the less, so that no playback runs dry while the tokens for the launch are made.
         running: requests that may hold state at once; queue: those that may wait beyond them.
         kv_pages, flow_pages: pages there are for requests.
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
@@ -103,6 +105,7 @@ class Capacity:
     batch: int = 1
     pack: int = 1
     wave: int = 1
+    wave_ms: int = 800
     running: int = 64
     queue: int = 0
     kv_pages: int = 1 << 60
@@ -126,9 +129,11 @@ class Policy:
             launch of its own.
         max_pending_chunks: undelivered chunks at which a request pauses.
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
-        max_hop_chunks: chunks of one stream in a step while its playback is safe; safe_ms: credit per chunk of it.
+        max_hop_chunks: chunks of one stream in a step while its playback is safe and others are there; safe_ms: credit
+            per chunk of it.
         wave_ms: audio handed over per chunk, and least credit, from which a stream that has the engine to itself waits
-            for more chunks, where they share launches.
+            for more chunks, where they share launches; None: as the stages say. single_ms: audio handed over until
+            which it gets one chunk a launch, so that its player has something to play soon.
         first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
         max_queue_ms: longest wait of a request that has not started.
         max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.
@@ -147,7 +152,8 @@ class Policy:
     max_ahead_ms: int | None = None
     max_hop_chunks: int = 4
     safe_ms: int = 1500
-    wave_ms: int = 800
+    wave_ms: int | None = None
+    single_ms: int = 1000
     first_ms: int = 200
     urgent_ms: int = 300
     max_queue_ms: int = 30_000

@@ -27,8 +27,11 @@ from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
 from vivace.models.launch_sizes import cheapest
 
-WAVES = (2, 4)
+WAVES = (2, 4, 8)
 """Launches that there are for so many chunks of one stream, where they are cheaper than one by one; none: ``()``."""
+
+_MEASURED_WAVE_MS = 240
+"""Where costs are known, a second of audio takes some 15 ms in all: 8 chunks are there after two seconds of audio."""
 
 WholeItem = tuple[Sequence[int], Tensor, Tensor]
 """All tokens of a sequence, those of the prompt too; the prompt's mel ``[frames, mel]``; the speaker's embedding."""
@@ -85,6 +88,8 @@ class DeviceFlow(PagedFlow):
             waves = WAVES if costs else ()
         self._wave_costs = wave_costs(costs, waves, config.num_steps)
         self.most_in_wave = max(self._wave_costs)
+        if costs:
+            self.wave_ms = _MEASURED_WAVE_MS
         self._waves: dict[int, WaveSolver] = {}
         self._padding_chunk: Chunk | None = None
         self._no_mel = torch.zeros(0, config.dit.mel_dim, dtype=dtype, device=device)

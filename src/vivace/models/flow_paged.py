@@ -161,6 +161,9 @@ class PagedFlow(ABC):
     most_in_wave = 1
     """Chunks of one stream that share a launch, at most."""
 
+    wave_ms = 800
+    """Audio that a stream must have handed over for each chunk of a launch that holds several of its own."""
+
     gains_by_waiting = False
     """Whether it pays to wait for more chunks of a stream even where its tokens are made beside the flow's work."""
 

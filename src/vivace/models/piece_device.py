@@ -109,7 +109,8 @@ class DevicePieceFlow:
     """
 
     gains_by_waiting = True
-    """As ``PagedFlow``."""
+    wave_ms = 800
+    """Both as ``PagedFlow``."""
 
     def __init__(
         self,
