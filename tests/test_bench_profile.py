@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from vivace.bench import profile
 from vivace.bench.nvml import Nvml, NVMLError
 from vivace.bench.profile_device import DeviceSampler, advice
+from vivace.bench.timeline import timeline_svg
 from vivace.cli import app
 from vivace.engine.trace import Span
 
@@ -30,6 +31,18 @@ def test_gaps_are_where_no_stage_runs():
     (gap,) = profile.find_gaps(SPANS)
     assert (gap.start_ms, gap.length_ms, gap.after, gap.before) == (4.0, 1.0, "lm", "flow")
     assert profile.find_gaps([]) == []
+
+
+def test_picture_has_a_lane_of_gaps():
+    picture = ElementTree.fromstring(timeline_svg(SPANS, [10.5], "one request"))
+    texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
+    assert texts[-1] == "host gaps"
+    says = [element.text for element in picture.iter() if element.tag.endswith("title")]
+    assert [text for text in says if text.startswith("no stage")] == ["no stage, lm to flow: 4.00 to 5.00 ms"]
+    bottom = max(
+        float(e.get("y")) + float(e.get("height")) for e in picture.iter() if e.get("y") and e.get("height")
+    )
+    assert bottom <= float(picture.get("height"))
 
 
 def test_chrome_trace_has_microseconds_and_a_row_a_stage():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +15,10 @@ from vivace.bench.common import hardware, heading
 from vivace.bench.profile_device import DeviceSampler, advice
 from vivace.bench.single import Bench, Utterance
 from vivace.bench.throughput import check, serve
-from vivace.bench.timeline import LANES, timeline_svg
+from vivace.bench.timeline import GAPS_LABEL, LANES, find_gaps, merged, timeline_svg
 
 if TYPE_CHECKING:
     from vivace.engine.trace import Span
-
-GAP_MS = 0.05
-"""Shorter pauses are not counted as gaps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A stretch in which no stage ran, and what came before and after it."""
-
-    start_ms: float
-    length_ms: float
-    after: str
-    before: str
 
 
 def run(
@@ -121,32 +107,9 @@ def _under_load(bench: Bench, batch: int, requests: int, alone_ms: float) -> dic
     }
 
 
-def merged(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Stretches in which some stage ran, in order, without overlaps."""
-    stretches: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda span: span.start_ms):
-        if stretches and span.start_ms <= stretches[-1][1]:
-            stretches[-1] = (stretches[-1][0], max(stretches[-1][1], span.end_ms))
-        else:
-            stretches.append((span.start_ms, span.end_ms))
-    return stretches
-
-
 def busy(spans: Sequence[Span]) -> float:
     """Milliseconds in which some stage ran."""
     return sum(end - start for start, end in merged(spans))
-
-
-def find_gaps(spans: Sequence[Span]) -> list[Gap]:
-    """Pauses between the first and the last work: what the host did while no stage ran."""
-    stretches = merged(spans)
-    gaps = []
-    for (_, end), (start, _) in pairwise(stretches):
-        if start - end >= GAP_MS:
-            after = next(span.lane for span in spans if span.end_ms == end)
-            before = next(span.lane for span in spans if span.start_ms == start)
-            gaps.append(Gap(round(end, 4), round(start - end, 4), after, before))
-    return gaps
 
 
 def chrome_trace(spans: Sequence[Span], chunk_ready_ms: Sequence[float]) -> dict[str, Any]:
@@ -181,7 +144,7 @@ def chrome_trace(spans: Sequence[Span], chunk_ready_ms: Sequence[float]) -> dict
         for gap in find_gaps(spans)
     ]
     events.append(
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": len(LANES), "args": {"name": "host gaps"}}
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": len(LANES), "args": {"name": GAPS_LABEL}}
     )
     events += [
         {
