@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from benchmarks import pictures
 from tests.test_bench_llm import random_lm
 from vivace.bench import ladder
+from vivace.bench.ladder_compare import compared
 from vivace.bench.ladder_lm import DecodeTimes, EagerDecoder, LMInput, StaticDecoder, draw_in_loop
 from vivace.bench.ladder_quality import BEST_SNR_DB, snr_db
 from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
@@ -205,7 +206,7 @@ def test_a_second_run_goes_on_where_the_first_one_ended(finished, random_model_f
     monkeypatch.setattr(ladder.Measurer, "measure", refuse)
     again = ladder.run(str(random_model_folder), tokens=(40,), rungs=SOME, out=out, judge=judge)
     assert again["rows"] == document["rows"]
-    with pytest.raises(InvalidRequestError, match="another tokens"):
+    with pytest.raises(InvalidRequestError, match=r"another setting \(tokens\)"):
         ladder.run(str(random_model_folder), tokens=(45,), rungs=SOME, out=out, judge=judge)
 
 
@@ -283,6 +284,19 @@ def test_gains_are_over_the_rung_that_a_change_was_made_to(finished):
     assert reference["rtf_gain"] is None
     assert border["rtf_gain"] is None  # what it builds on was not measured
     assert rows["int4", "cumulative"]["rtf_gain"] is None
+
+
+def test_int8_gains_over_the_engine_in_float32():
+    figures = dict.fromkeys(FIGURES, 1.0) | {"half": False, "reason": None}
+    plans = plan_ladder("cpu", names=("early-border", "kernels", "int8"), alone=False)
+    rows = [
+        figures | {"rung": plan.rung.name, "kind": plan.kind, "switches": asdict(plan.switches), "rtf": rtf}
+        for plan, rtf in zip(plans, (8.0, 4.0, 1.0), strict=True)
+    ]
+    floors = [{"ttfb_ms": 1.0, "rtf": 0.5, "tps": 1.0}] * 3
+    assert [row["rtf_gain"] for row in compared(rows, floors)] == [None, 2.0, 4.0]
+    without_engine = [rows[0], rows[2]]
+    assert compared(without_engine, floors)[1]["rtf_gain"] == 8.0
 
 
 def test_command_prints_a_table_and_one_document(random_model_folder):

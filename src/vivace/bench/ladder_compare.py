@@ -31,13 +31,14 @@ def measured(rows: Sequence[Row], kind: str = "cumulative") -> list[Row]:
 
 
 def base_of(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The measured rung below that differs from ``row`` by its change alone; None if there is none."""
+    """The highest measured rung below that lacks ``row``'s change or a part of it, and nothing else; None: none."""
     rungs = [rung.name for rung in RUNGS]
     change = {name for name, _ in RUNGS[rungs.index(row["rung"])].change}
     for other in reversed(measured(rows)):
         switches = other["switches"]
         differing = {name for name, value in row["switches"].items() if switches[name] != value}
-        if rungs.index(other["rung"]) < rungs.index(row["rung"]) and differing == change:
+        is_below = rungs.index(other["rung"]) < rungs.index(row["rung"])
+        if is_below and differing and differing <= change:  # int8 is the engine too, and is compared with it
             return other
     return None
 

@@ -192,7 +192,7 @@ RUNGS = (
     Rung(
         "int8",
         "int8 products",
-        "the engine with 8-bit weights and products in the speech LM and the DiT",
+        "the engine with 8-bit weights and products in the DiT, and in a speech LM that is wide enough to gain by them",
         (("engine", True), ("int8", True)),
         needs="cpu",
         carried_on=(),

@@ -50,7 +50,8 @@ class Store:
             other = [name for name, value in settings.items() if found.get(name) != value]
             if other:
                 raise InvalidRequestError(
-                    f"{folder} holds a ladder with another {other[0]}; take another folder", param="out"
+                    f"the ladder in {folder} was measured with another setting ({other[0]}); take another folder",
+                    param="out",
                 )
         path.write_text(json.dumps(settings), encoding="utf-8")
 
