@@ -87,6 +87,13 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
         # One stream in an engine that is opened for many, as vivace bench single measures it in one opened for it.
         Step("serving-reply", 23, 90, f"{SERVING} --streams 1 --loop reply --ramp 1", full),
         Step("serving-deterministic", 49, 120, f"{SERVING} --streams 32,128 --deterministic", full),
+        Step(
+            "server",
+            100,
+            200,
+            f"python -m benchmarks.server_speech --model full {HALF} --streams 1,32,128,300",
+            full,
+        ),
         Step("host-pages", 7, 60, "python -m benchmarks.kernels.host_pages"),
         Step("llm", 80, 180, f"vivace bench llm {HALF} --choices {ways}"),
         tests("tests-cuda", "test_cuda_*.py", beside=2),

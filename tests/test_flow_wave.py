@@ -30,7 +30,7 @@ def test_how_much_audio_a_chunk_of_a_wave_needs():
     assert DeviceFlow(flow(), waves=(2,)).wave_ms == 800
     measured = DeviceFlow(flow(), max_streams=8, costs=COSTS)
     assert measured.most_in_wave == 8
-    assert measured.most_in_wave * measured.wave_ms <= 2000
+    assert measured.most_in_wave * measured.wave_ms < 1900  # the first two chunks have a little more
 
 
 @pytest.fixture

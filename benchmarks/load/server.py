@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vivace.config import ServerConfig
 from vivace.server.child import COMMAND, EngineSettings
@@ -18,17 +19,27 @@ from vivace.server.door import bind, fit_to_open_files
 from vivace.server.process import ProcessService
 from vivace.server.run import run
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PACED = (sys.executable, "-P", "-m", "benchmarks.load.engine")
 START_SECONDS = 60
 
 
 class ServerProcess:
-    """The server, from ``start`` to ``end``, and what it takes of the machine."""
+    """The server, from its start to ``end``, and what it takes of the machine.
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.load.server", engine, str(folder)]
+    Args:
+        engine: "paced" or "mini". folder: of its voices.
+        command: what starts the server, in place of this module.
+    """
+
+    def __init__(self, engine: str, folder: Path, command: Sequence[str] = ()) -> None:
+        own = [sys.executable, "-m", "benchmarks.load.server", engine, str(folder)]
         environment = {**os.environ, "VIVACE_VOICES": str(folder)}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self._process = subprocess.Popen(
+            list(command) or own, stdout=subprocess.PIPE, text=True, env=environment
+        )
         assert self._process.stdout is not None
         with self._process.stdout as output:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", output.readline())
@@ -57,6 +68,11 @@ class ServerProcess:
             "threads": len(list(Path(f"/proc/{self.pid}/task").iterdir())),
         }
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Of server and engine so far."""
+        engine = self.engine_pid()
+        return {"server": cpu_seconds(self.pid), "engine": cpu_seconds(engine) if engine else 0.0}
+
     def terminate(self) -> None:
         """SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
@@ -76,6 +92,13 @@ def memory_mb(pid: int) -> float:
     """Resident memory."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, of all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ LACKING = (
     *("soundfile", "cffi", "pycparser"),
     *("soxr", "wetext", "kaldifst", "contractions", "textsearch", "anyascii", "pyahocorasick"),
     *("typer", "shellingham", "click"),
-    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    *("pydantic", "pydantic-core", "annotated-types", "annotated-doc", "typing-inspection"),
+    *("fastapi", "starlette", "uvicorn", "httptools", "websockets", "python-multipart", "opentelemetry-api"),
 )
 """What images for machine learning often lack, for when nothing can be asked."""
 HAS = frozenset({"torch"})

@@ -74,9 +74,9 @@ NEEDED = (
         "wetext",
         "typer",
     ),
-    *("rich", "vivace.cli"),
+    *("rich", "vivace.cli", "vivace.server.run"),
 )
-"""What the figures need, imported once to see whether it is there; the server would need more."""
+"""What the figures need, imported once to see whether it is there."""
 OURS = f"""
 import importlib, sys
 faults = []

@@ -30,7 +30,7 @@ from vivace.models.launch_sizes import cheapest
 WAVES = (2, 4, 8)
 """Launches that there are for so many chunks of one stream, where they are cheaper than one by one; none: ``()``."""
 
-_MEASURED_WAVE_MS = 240
+_MEASURED_WAVE_MS = 200
 """Where costs are known, a second of audio takes some 15 ms in all: 8 chunks are there after two seconds of audio."""
 
 WholeItem = tuple[Sequence[int], Tensor, Tensor]

@@ -1,0 +1,58 @@
+"""The benchmark of a server's speech: one listener of the embedded model, and what counts."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import server_speech
+from benchmarks.load.client import BYTES_PER_SECOND, Heard
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_a_real_server_is_heard(capsys, monkeypatch):
+    monkeypatch.setattr(server_speech, "TEXT", "Hello!")
+    assert server_speech.main(["--streams", "1,2", "--seconds", "2"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["bench"] == "server_speech"
+    assert document["exit_code"] == 0
+    one, two = document["loads"]
+    assert one["requests"] >= 1
+    assert one["failed"] == two["failed"] == 0
+    assert one["audio_seconds"] > 0
+    assert one["ttfb_ms"]["p50"] > 0
+    assert one["engine_cpu_percent"] > 0
+
+
+def test_figures_are_those_of_whole_answers():
+    heard = [
+        Heard(status=200, ttfb_ms=20.0, num_bytes=2 * BYTES_PER_SECOND, is_whole=True),
+        Heard(status=200, ttfb_ms=40.0, num_bytes=BYTES_PER_SECOND, is_whole=True, underruns=3),
+        Heard(status=200, ttfb_ms=999.0, num_bytes=BYTES_PER_SECOND),
+        Heard(status=503),
+    ]
+    found = server_speech.figures(heard, 4)
+    assert (found["requests"], found["failed"], found["underruns"]) == (4, 2, 1)
+    assert found["statuses"] == {"200": 3, "503": 1}
+    assert found["audio_seconds"] == 3.0
+    assert (found["ttfb_ms"]["p50"], found["ttfb_ms"]["max"]) == (30.0, 40.0)
+
+
+def test_requests_count_while_the_window_is_open():
+    window = server_speech.Window(10.0, 2.0)
+    assert [window.holds(sent) for sent in (9.9, 10.0, 11.9, 12.0)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("streams", ["0", "1001", "2,0"])
+def test_levels_that_are_no_levels(streams):
+    with pytest.raises(SystemExit) as caught:
+        server_speech.main(["--streams", streams])
+    assert caught.value.code == 2
+
+
+def test_a_server_that_does_not_start(capfd):
+    with pytest.raises(SystemExit) as caught:
+        server_speech.run("no-such-folder", "cpu", "auto", [1], 1.0)
+    assert caught.value.code == "the server did not start"
+    assert "no-such-folder" in capfd.readouterr().err
