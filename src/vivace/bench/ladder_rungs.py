@@ -123,6 +123,7 @@ RUNGS = (
         "SDPA back end named",
         "flash attention, where PyTorch's own choice may be one that makes a plan for every new length",
         (("attention", "flash"),),
+        alone=True,
         needs="cuda",
     ),
     Rung(
@@ -130,6 +131,7 @@ RUNGS = (
         "torch.compile",
         "layers of the speech LM with static shapes, and blocks of the DiT for any length",
         (("compiled", True),),
+        alone=True,
         needs="cuda",
     ),
     Rung(
@@ -144,6 +146,7 @@ RUNGS = (
         "CUDA graphs",
         "a step of the speech LM is one graph",
         (("graphs", True),),
+        alone=True,
         needs="cuda",
     ),
     Rung(
