@@ -128,10 +128,14 @@ def test_silu_mul():
     close(kernels.silu_mul(x), plain.silu_mul(x))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("splits", "joined"), [(1, 128), (3, 128), (3, 8)])
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3, 4, 5, 6), (6,), (-1, 4)])
-def test_attend(splits, chosen):
-    """Lengths at page borders, an empty past, a stopped row and an empty one: only live rows write."""
+def test_attend(monkeypatch, splits, joined, chosen):
+    """Lengths at page borders, an empty past, a stopped row and an empty one: only live rows write.
+
+    Parts are joined by one program, or by several.
+    """
+    monkeypatch.setattr(lm_launch, "_JOINED", joined)
     kernels, plain, state = make_ops(make_state(), splits)
     pool = random(2, SLOTS * 8 + 1, KV_HEADS, PAGE, HEAD_DIM, seed=9)
     rows, width = slots(*chosen), (HEADS + 2 * KV_HEADS) * HEAD_DIM

@@ -16,6 +16,10 @@ TOP = 32
 """Largest ``top_k`` that the sampling kernels serve."""
 
 
+_JOINED = 128
+"""Columns of the attention's result that one program joins: one a thread, for each waits for all its parts."""
+
+
 class KernelOps:
     """One model's sizes and row state, and how its kernels are launched.
 
@@ -169,13 +173,13 @@ class KernelOps:
     def _combine(self, part: Tensor, meta: Tensor, dtype: torch.dtype) -> Tensor:
         rows, splits, width = part.shape
         out = torch.empty(rows, width, dtype=dtype, device=part.device)
-        lm_rows.combine_kernel[(rows,)](
+        lm_rows.combine_kernel[(rows, triton.cdiv(width, _JOINED))](
             part,
             meta,
             out,
             HEADS=self._heads,
             D=self._head_dim,
-            BLOCK=triton.next_power_of_2(width),
+            BLOCK=_JOINED,
             SPLITS=splits,
             num_warps=4,
             **self._pdl,

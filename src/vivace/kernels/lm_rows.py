@@ -216,9 +216,9 @@ def combine_kernel(
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Joins the parts of ``attend_kernel`` into ``out [rows, HEADS, D]``; grid ``(rows,)``."""
+    """Joins the parts of ``attend_kernel`` into ``out [rows, HEADS, D]``; grid ``(rows, cdiv(HEADS D, BLOCK))``."""
     row = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
