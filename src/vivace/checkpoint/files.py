@@ -152,7 +152,8 @@ def find_paths(
 
     Args:
         config: the model's; None: that of a CosyVoice 3.
-        tokenizer: where else to take the text tokenizer from: a folder, or CosyVoice-300M's rank file.
+        tokenizer: where else to take the text tokenizer from: a folder, or CosyVoice-300M's rank file. Its line
+            names the path as it was given, all others name what lies in ``folder``.
     """
     missing: dict[str, str] = {}
 
@@ -176,11 +177,14 @@ def find_paths(
     if isinstance(text, str):
         missing["tokenizer"] = text
     cloning = "voices cannot be cloned from audio"
+    stored = optional("voices", "there are no stored voices", VOICES)
+    if not (folder / VOICES).exists() and any((folder / "voices").glob("*.safetensors")):
+        del missing["voices"]  # it has some of our own format
     paths = ModelPaths(
         tokenizer=None if isinstance(text, str) else text,
         speaker_encoder=optional("speaker_encoder", cloning, SPEAKER_ENCODER),
         speech_tokenizer=optional("speech_tokenizer", cloning, *SPEECH_TOKENIZERS[generation]),
-        voices=optional("voices", "there are no stored voices", VOICES),
+        voices=stored,
     )
     return paths, missing
 
@@ -190,7 +194,8 @@ def _tokenizer_folder(folder: Path, given: Path | None) -> Path | str:
     path = folder / TOKENIZER_FOLDER if given is None else given
     if _has(path, "vocab.json") and _has(path, "merges.txt"):
         return path
-    return f"{path.name}: has no vocab.json and merges.txt; text cannot be spoken"
+    name = path.name if given is None else _shown(given)
+    return f"{name}: has no vocab.json and merges.txt; text cannot be spoken"
 
 
 def rank_file_name(vocab_size: int) -> str:
@@ -201,23 +206,33 @@ def rank_file_name(vocab_size: int) -> str:
 def _rank_file(folder: Path, vocab_size: int, given: Path | None) -> Path | str:
     """CosyVoice-300M's text vocabulary: the one given, in the folder, or in an installed package."""
     name = rank_file_name(vocab_size)
-    candidates = [given] if given is not None else [place / name for place in (folder, *_package_folders())]
-    for path in candidates:
-        if path.exists():
-            try:
-                check_file(path)
-            except ModelFolderError as error:
-                return f"{error.message}; text cannot be spoken"
-            return path
+    if given is not None:
+        shown = _shown(given)
+        if given.exists():
+            return _checked(given, shown)
+        return f"{shown}: is missing; text cannot be spoken; give the path of the rank file ({name})"
+    for place in (folder, *_package_folders()):
+        if (place / name).exists():
+            return _checked(place / name, name)
     source = (
-        "install the package openai-whisper, which has it"
+        "install the package openai-whisper, which has it, or copy the file into the folder"
         if name == RANK_FILES[0]
         else "copy it from the CosyVoice repository (cosyvoice/tokenizer/assets) into the folder"
     )
     return (
-        f"{name if given is None else given.name}: is missing, and is no part of the model; text cannot be spoken: "
-        f"{source}, or give the file with --tokenizer"
+        f"{name}: is missing, and is no part of the model; text cannot be spoken: {source}; commands that have the "
+        "option --tokenizer also take it from elsewhere"
     )
+
+
+def _checked(path: Path, shown: str) -> Path | str:
+    """A rank file that can be one, or what is wrong with what is called ``shown``."""
+    try:
+        check_file(path)
+    except ModelFolderError as error:
+        detail = error.message.removeprefix(f"{path.name}: ")
+        return f"{shown}: {detail}; text cannot be spoken"
+    return path
 
 
 def _package_folders() -> list[Path]:

@@ -130,7 +130,8 @@ def open_model(
     Raises:
         ModelFolderError: one line that names the file and says what to do. No code of the folder is run and
         nothing
-            of a size that the files do not have is allocated.
+            of a size that the files do not have is allocated. A ``tokenizer`` that is not there is an error, a folder
+            without one is not.
     """
     folder = Path(folder)
     resolved = resolve_device(device)
@@ -138,9 +139,11 @@ def open_model(
     if is_int8:
         check_int8(resolved)
     config = load_config(folder)
+    paths, missing = find_paths(folder, config, tokenizer)
+    if tokenizer is not None and paths.tokenizer is None:
+        raise ModelFolderError(missing["tokenizer"])
     weights = read_weights(folder, config, lm_variant)
     check_memory(config, resolved, dtype)
-    paths, missing = find_paths(folder, config, tokenizer)
 
     mapped = is_native(folder)
 
@@ -185,7 +188,8 @@ def convert_folder(
             is an error. The vocoder always runs in float32 and keeps its own.
         lm_variant: which language model of an official folder.
         tokenizer: goes into the new folder in place of the folder's own: a folder with Qwen2's files, or
-            CosyVoice-300M's rank file.
+            CosyVoice-300M's rank file. None: the folder's own, or the rank file of an installed package, so that the
+            new folder speaks where that package is not installed.
 
     Returns:
         Plain values: ``out``, ``dtype``, ``bytes`` of the weights, ``parameters`` by stage, ``sources``,
@@ -219,8 +223,9 @@ def convert_folder(
     try:
         with new_folder(out) as temporary:
             _copy_others(folder, temporary)
-            if tokenizer is not None:
-                _copy_tokenizer(tokenizer, temporary, rank_file_name(config.lm.text_vocab_size))
+            text = paths.tokenizer
+            if text is not None and (tokenizer is not None or not text.is_relative_to(folder)):
+                _copy_tokenizer(text, temporary, rank_file_name(config.lm.text_vocab_size))
             write_native(temporary, config, weights, DTYPES[dtype], digests)
             size = (temporary / NATIVE_WEIGHTS).stat().st_size
     except OSError as error:

@@ -42,6 +42,10 @@ def convert(
         model_folder(folder), out, dtype=dtype.value, lm_variant=lm.value, tokenizer=tokenizer
     )
     print_line(f"{out}: written; use it with --model {out}")
+    for lack in summary["missing"].values():
+        print_line(f"{out}: {lack}")
+    if summary["missing"].keys() - {"voices"}:
+        print_line(f"copy what is missing into {out}; 'vivace doctor {out}' says what it can do")
     if as_json:
         print_json(summary)
 

@@ -100,7 +100,8 @@ def _check_speaks(settings: EngineSettings) -> None:
     folder = model_folder(settings.model)
     paths, missing = find_paths(folder, load_config(folder), settings.tokenizer)
     if paths.tokenizer is None:
-        raise ModelFolderError(f"{folder}: {missing['tokenizer']}")
+        where = f"{folder}: " if settings.tokenizer is None else ""  # which was named as it was given
+        raise ModelFolderError(where + missing["tokenizer"])
 
 
 async def _open_plain(each: Sequence[EngineSettings]) -> SpeechService:
