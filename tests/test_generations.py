@@ -25,6 +25,7 @@ from vivace import SamplingParams, SynthesisRequest, Voice
 from vivace.checkpoint import (
     STAGES,
     convert_folder,
+    find_paths,
     load_config,
     open_model,
     to_official_state,
@@ -37,6 +38,7 @@ from vivace.checkpoint.yaml_config import parse_official_config
 from vivace.checkpoint.yaml_writer import write_qwen_config, write_yaml
 from vivace.config import ModelConfig
 from vivace.doctor import examine_folder
+from vivace.engine.chunking import ChunkPlan
 from vivace.engine.device_stages import DeviceStages
 from vivace.errors import InvalidTextError, InvalidVoiceError, ModelFolderError
 from vivace.models.kinds import make_flow, make_lm, make_vocoder
@@ -252,6 +254,34 @@ def test_stream_of_cosyvoice2_equals_the_chunk_masked_whole(golden_folders):
     np.testing.assert_allclose(np.concatenate([c.samples for c in chunks]), whole, atol=1e-4)
 
 
+class ReferenceHops(ChunkPlan):
+    """The reference's borders for a prompt of 30 tokens: the first new one at 75, where the prompt is filled up to a
+    multiple of 25, then every 50."""
+
+    def next_border(self, done_tokens):
+        return super().next_border(done_tokens + 25) - 25
+
+    def ready_border(self, known_tokens):
+        return max(0, super().ready_border(known_tokens + 25) - 25)
+
+
+def test_stream_of_cosyvoice2_in_the_reference_way_equals_its_driver(golden_folders, tmp_path):
+    folder = shutil.copytree(golden_folders[2], tmp_path / "model")
+    yaml = folder / "cosyvoice2.yaml"
+    text = yaml.read_text()
+    yaml.write_text(text.replace("    lrelu_slope: 0.1", "    lrelu_slope: 0.1\n    seams: fade"))
+    given = all_vectors(2)
+    with quiet_engine(folder, vocoder_noise=NoNoise()) as engine:
+        plan = engine._stages.plan
+        engine._stages.plan = ReferenceHops(50, plan.lookahead_tokens, plan.frames_per_token)
+        chunks = list(engine.render_tokens(given["token"][0].tolist(), golden_voice(given, 2)))
+    assert [len(chunk.samples) for chunk in chunks] == given["stream.chunk_samples"].tolist()
+    # The reference's last piece comes from a mel with the offline mask, ours keeps the chunk mask.
+    equal = sum(given["stream.chunk_samples"][:2].tolist())
+    samples = np.concatenate([chunk.samples for chunk in chunks])
+    np.testing.assert_allclose(samples[:equal], given["stream.audio"][:equal], atol=HALF_PRECISION)
+
+
 def test_stream_of_cosyvoice1_in_the_reference_way_equals_its_driver(golden_folders, tmp_path):
     folder = shutil.copytree(golden_folders[1], tmp_path / "model")
     yaml = folder / "cosyvoice.yaml"
@@ -388,6 +418,72 @@ def test_an_installed_package_may_bring_the_rank_file(random_folders, tmp_path, 
     (folder / "multilingual.tiktoken").rename(assets / "multilingual.tiktoken")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert open_model(folder).paths.tokenizer == assets / "multilingual.tiktoken"
+    convert_folder(folder, tmp_path / "native")  # which may go where the package is not installed
+    ranks = (tmp_path / "native" / "multilingual.tiktoken").read_bytes()
+    assert ranks == (assets / "multilingual.tiktoken").read_bytes()
+
+
+def test_convert_says_what_the_new_folder_lacks_and_what_to_do(vivace, random_folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("vivace.checkpoint.files.RANK_PACKAGES", ())
+    code, lines, _ = vivace("convert", random_folders[1], tmp_path / "whole")
+    assert code == 0
+    assert not [line for line in lines if "lack" in line or "missing" in line]
+    folder = shutil.copytree(random_folders[1], tmp_path / "model")
+    (folder / "multilingual.tiktoken").unlink()
+    (folder / "campplus.onnx").unlink()
+    code, lines, _ = vivace("convert", folder, "native")
+    assert code == 0
+    assert lines[0] == "native: written; use it with --model native"
+    said = [line for line in lines if line.startswith("native: multilingual.tiktoken: is missing")]
+    assert "text cannot be spoken" in said[0]
+    assert "copy the file into the folder" in said[0]
+    assert "native: campplus.onnx: is missing; voices cannot be cloned from audio" in lines
+    assert lines[-1].startswith("copy what is missing into native; 'vivace doctor native'")
+    json_line = vivace("convert", folder, "other", "--json")[1][-1]
+    assert json.loads(json_line)["missing"].keys() >= {"tokenizer", "speaker_encoder"}
+
+
+def test_the_advice_for_a_missing_rank_file_suits_commands_without_the_option(
+    vivace, random_folders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vivace.checkpoint.files.RANK_PACKAGES", ())
+    folder = shutil.copytree(random_folders[1], tmp_path / "model")
+    (folder / "multilingual.tiktoken").rename(tmp_path / "elsewhere.tiktoken")
+    code, _, errors = vivace("bench", "single", "-m", folder, "--seconds", 1, "--requests", 1, "--runs", 1)
+    assert code == 2
+    assert "copy the file into the folder; commands that have the option --tokenizer also" in errors[-1]
+    assert "or give the file with --tokenizer" not in errors[-1]
+
+
+@pytest.mark.parametrize("command", ["say", "convert", "serve", "doctor"])
+def test_a_tokenizer_that_is_not_there_is_named_as_it_was_given(vivace, random_folders, command, generation):
+    folder = random_folders[generation]
+    target = (folder, "new") if command == "convert" else (folder,)
+    target = {"say": ("Hi.", "-m", folder), "serve": ("--model", folder)}.get(command, target)
+    code, lines, errors = vivace(command, *target, "--tokenizer", "far/nothere.tiktoken")
+    assert code == 2
+    reason = "is missing; text cannot be spoken; give the path" if generation == 1 else "has no vocab.json"
+    said = [line for line in (*lines, *errors) if f"far/nothere.tiktoken: {reason}" in line]
+    assert said
+    assert not any(str(folder) in line for line in said)
+
+
+def test_an_empty_tokenizer_file_is_named_as_it_was_given(random_folders, tmp_path):
+    (tmp_path / "far.tiktoken").touch()
+    with pytest.raises(ModelFolderError, match=r"far\.tiktoken: is empty; ") as caught:
+        open_model(random_folders[1], tokenizer=tmp_path / "far.tiktoken")
+    assert caught.value.message.startswith(f"{tmp_path / 'far.tiktoken'}: ")
+
+
+def test_voices_of_our_own_format_are_no_lack(random_folders, tmp_path):
+    folder = shutil.copytree(random_folders[1], tmp_path / "model")
+    (folder / "spk2info.pt").unlink(missing_ok=True)
+    for path in (folder / "voices").glob("*"):
+        path.unlink()
+    assert "voices" in find_paths(folder, load_config(folder))[1]
+    (folder / "voices").mkdir(exist_ok=True)
+    (folder / "voices" / "one.safetensors").touch()
+    assert "voices" not in find_paths(folder, load_config(folder))[1]
 
 
 # --- damage and mixtures
@@ -450,6 +546,37 @@ def test_engine_and_server_know_no_generation():
             r"generation (==|!=|<|>|in )|cosyvoice[23]?\.yaml|ConformerLM|UNetFlow", path.read_text()
         )
         assert found is None or path.name == "floors.py", f"{path.name}: {found}"
+
+
+def test_the_engine_asks_for_the_class_of_a_stage_in_four_places_only():
+    """Each for what one class has to save time or memory; ``docs/architecture.md`` lists them."""
+    source = Path(vivace.__file__).parent
+    configurations = re.findall(r"^class (\w+Config)", (source / "config.py").read_text(), re.MULTILINE)
+    stages = [
+        name
+        for path in (source / "models").glob("*.py")
+        for name in re.findall(
+            r"^class (\w*(?:LM|Flow|FlowModel|Conformer|HiFT|Vocoder))\b", path.read_text(), re.MULTILINE
+        )
+    ]
+    assert {"SpeechLMConfig", "SpeechLM", "UNetFlow", "DeviceFlow", "CausalHiFT"} <= {
+        *configurations,
+        *stages,
+    }
+    names = re.compile(rf"isinstance\([^()]+, \(?[^()]*\b({'|'.join((*configurations, *stages))})\b")
+    found = sorted(
+        (path.name, match.group(1))
+        for folder in ("engine", "server")
+        for path in (source / folder).rglob("*.py")
+        for match in names.finditer(path.read_text())
+    )
+    assert found == [
+        ("device_stages.py", "DeviceFlow"),
+        ("device_stages.py", "DeviceFlow"),
+        ("device_stages.py", "DeviceVocoder"),
+        ("device_stages.py", "FlowModel"),
+        ("lm_kernels.py", "SpeechLMConfig"),
+    ]
 
 
 def test_stages_of_a_device_sound_the_same(random_folders, generation, engine, tmp_path):

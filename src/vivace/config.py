@@ -68,6 +68,11 @@ class SpeechLMConfig:
     def fill_id(self) -> int:
         return self.speech_token_size + (2 if self.start_rows_apart else 3)
 
+    @property
+    def interleaving(self) -> SpeechLMConfig:
+        """What streamed text is read by in turn with speaking."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
@@ -147,6 +152,10 @@ class ConformerLMConfig:
     @property
     def mix_ratio(self) -> None:
         """Text is not interleaved with speech: a segment's text must be known before it is spoken."""
+
+    @property
+    def interleaving(self) -> None:
+        """See ``mix_ratio``."""
 
 
 LMConfig = SpeechLMConfig | ConformerLMConfig

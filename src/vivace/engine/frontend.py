@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from vivace.config import Limits, ModelConfig, SpeechLMConfig
+from vivace.config import Limits, ModelConfig
 from vivace.errors import InvalidTextError, ModelFolderError
 from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
@@ -18,7 +18,7 @@ from vivace.text.readable import ReadableText, unreadable
 from vivace.text.special_tokens import TAG_PATTERN
 from vivace.text.split import split_text
 from vivace.text.stream import ClauseStream
-from vivace.text.styles import STYLES, open_tokenizer
+from vivace.text.styles import open_tokenizer, prompt_style
 
 if TYPE_CHECKING:
     from vivace.text.pronounce import Pronouncer
@@ -64,10 +64,10 @@ class Frontend:
     """
 
     def __init__(self, tokenizer_path: Path, folder: Path, config: ModelConfig, limits: Limits) -> None:
-        self.interleaving = config.lm if isinstance(config.lm, SpeechLMConfig) else None
+        self.interleaving = config.lm.interleaving
         self.segment_tokens = limits.segment_text_tokens or config.segment_text_tokens
         self._limits = limits
-        self._style = STYLES[config.generation]
+        self._style = prompt_style(config)
         self._tokenizer = open_tokenizer(tokenizer_path, config)
         if self._tokenizer.vocab_size > config.lm.text_vocab_size:
             # A row that is not there must not be looked up: on a GPU that ends the whole process's context.

@@ -44,6 +44,11 @@ STYLES = {
 _SPECIAL_TOKENS = {3: COSYVOICE3_TOKENS, 2: COSYVOICE2_TOKENS}
 
 
+def prompt_style(config: ModelConfig) -> PromptStyle:
+    """How the prompts of a model are written."""
+    return STYLES[config.generation]
+
+
 def open_tokenizer(path: Path, config: ModelConfig) -> AnyTokenizer:
     """The text tokenizer of a model: a folder with Qwen2's files, or CosyVoice-300M's rank file.
 
