@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import pictures
@@ -25,6 +26,7 @@ from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
 from vivace.bench.ladder_setup import open_setup
 from vivace.bench.ladder_speech import Hops, Stages, TokenBox, WholeFlow
 from vivace.bench.ladder_store import FIGURES, Store
+from vivace.bench.ladder_table import print_ladder
 from vivace.bench.report import ladder_page
 from vivace.bench.report_charts import Stack, Step, picture, stack_chart, step_chart
 from vivace.cli import app
@@ -227,6 +229,59 @@ def test_report_needs_nothing_from_elsewhere(finished):
     assert f"{finished[0]['rows'][0]['ttfb_ms_p50']:,.0f} ms" in reports
     assert "<script" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_report_tells_the_time_of_a_phrase_beside_that_of_a_sentence():
+    """Of bottom and top rung, one after the other; batches are not the ladder's."""
+    figures = dict.fromkeys(FIGURES, 1.0) | {"half": False, "reason": None, "audio_seconds": 20.0}
+    figures |= {"host_us_per_step": None, "wer": None}
+    plans = plan_ladder("cpu", names=("reference", "last-state", "kernels", "sdpa"), alone=False)
+    rows = [
+        figures
+        | {"rung": plan.rung.name, "title": plan.rung.title, "about": "", "kind": plan.kind, "rtf": rtf}
+        | {"switches": asdict(plan.switches), "reason": plan.reason}
+        for plan, rtf in zip(plans, (0.8, 0.5, 9.0, 0.1), strict=True)
+    ]
+    floors = [{"format": "float32", "ttfb_ms": 1.0, "rtf": 0.5, "tps": 1.0}] * 3
+    document = {"rows": compared(rows, floors), "floors": floors, "tokens": [150, 250, 100, 25]}
+    document |= {"model": "mini", "hardware": "a machine", "torch": "2", "threads": 1, "runs": 1}
+    page = ladder_page(document)
+    lines = [line for line in page.splitlines() if "sentence" in line]
+    cells_of = [line.replace("</tr>", "").split("<td>")[1:] for line in lines if line.startswith("<tr")]
+    assert [[text.removesuffix("</td>") for text in row] for row in cells_of] == [
+        ["one sentence, batch 1", "1890 ms", "520 ms", "4,000 ms", "500 ms"],
+        ["sentences per second, one after the other", "0.53", "–", "0.25", "2"],
+        ["sentences per second, dynamic batches of up to 32", "–", "9.8", "–", "–"],
+    ]
+    (note,) = (line for line in lines if line.startswith("<p"))
+    assert "6.0, 10.0, 4.0, 1.0 s of audio" in note
+    assert "vivace bench throughput --batch 1,32" in note
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this rung runs on a CUDA device")
+def test_where_no_rung_can_run_the_reasons_are_all_there_is(random_model_folder, tmp_path):
+    arguments = ["bench", "ladder", "-m", str(random_model_folder), "--rungs", "sdpa", "--tokens", "30"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    first, reason, *_ = done.stdout.splitlines()
+    assert first.endswith(": no rung was measured")
+    assert reason == "not available: SDPA back end named: needs a CUDA device"
+    assert "┃" not in done.stdout
+    page = (tmp_path / "ladder.html").read_text(encoding="utf-8")
+    assert "No rung was measured." in page
+    assert "<svg" not in page
+
+
+def test_a_change_alone_is_named_where_its_reason_is_its_own():
+    row = {"rung": "sdpa", "title": "SDPA", "kind": "cumulative", "reason": "needs a CUDA device"}
+    rows = [row, row | {"kind": "alone"}, row | {"kind": "alone", "reason": "out of luck"}]
+    document = {"model": "mini", "hardware": "here", "tokens": [25], "rows": rows, "floors": []}
+    console = Console(file=io.StringIO(), width=132)
+    print_ladder(document, console)
+    assert console.file.getvalue().splitlines()[1:] == [
+        "not available: SDPA: needs a CUDA device",
+        "not available: SDPA (alone): out of luck",
+    ]
 
 
 SVG = "{http://www.w3.org/2000/svg}"

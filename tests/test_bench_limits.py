@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from vivace.bench import limits
+from benchmarks import pictures
+from benchmarks.steps import ROOT
+from vivace.bench import floors, limits, limits_measure
 from vivace.bench.floors import Ceilings
+from vivace.bench.single import Bench
+from vivace.bench.throughput import Load, serve
 from vivace.cli import app
 from vivace.errors import InvalidRequestError
 from vivace.random_checkpoint import full_config
@@ -80,20 +85,137 @@ def test_older_generations_have_floors_too(generation):
     assert min(work.lm_weights, work.flow_weights, work.vocoder_weights, work.lm_kept) > 0
 
 
+RATES = ("tps", "audio_seconds_per_second")
+
+
 def test_command_measures_the_engine_beside_its_floors(random_model_folder):
     done = CliRunner().invoke(app, ["limits", "-m", str(random_model_folder), "--measure"])
     assert done.exit_code == 0, done.output
-    document = json.loads(done.output.splitlines()[-1])
+    document = json.loads(done.stdout.splitlines()[-1])
     assert [row["format"] for row in document["formats"]] == ["float32", "float16", "int8", "int4"]
-    figures = document["measured"]["figures"]
+    measured = document["measured"]
+    figures = measured["figures"]
+    memory = figures.pop("memory_per_stream_bytes")
+    assert memory["floor"] > 0
+    assert (memory["measured"], memory["percent_of_floor"]) == (None, None)  # a CPU has no such figure
     for name, entry in figures.items():
-        share = entry["measured"] / entry["floor"] if name == "tps" else entry["floor"] / entry["measured"]
+        share = entry["measured"] / entry["floor"] if name in RATES else entry["floor"] / entry["measured"]
         assert entry["percent_of_floor"] == pytest.approx(100 * share, rel=0.05, abs=0.02)
+    assert (measured["streams"], measured["audio_seconds"]) == (4, 5.0)
+    assert any("4 side by side" in line for line in done.stdout.splitlines())
+
+
+def test_throughput_is_that_of_the_streams_side_by_side(random_model_folder, monkeypatch):
+    """By an engine for so many; the lone figures by one for one stream."""
+    opened, served = [], []
+
+    class Noted(Bench):
+        def __init__(self, model, device, dtype, seconds, max_streams=1):
+            opened.append(max_streams)
+            super().__init__(model, device, dtype, seconds, max_streams)
+
+    def noted(bench, batch, sentences, **options):
+        load = serve(bench, batch, sentences, **options)
+        served.append((batch, sentences, load.audio_seconds_per_second))
+        return load
+
+    monkeypatch.setattr(limits_measure, "Bench", Noted)
+    monkeypatch.setattr(limits_measure, "serve", noted)
+    told = []
+    document = limits.run(
+        str(random_model_folder),
+        measure=True,
+        seconds=1.0,
+        requests=1,
+        streams=3,
+        progress=lambda *step: told.append(step),
+    )
+    measured = document["measured"]
+    assert opened == [1, 3]
+    assert [(batch, sentences) for batch, sentences, _ in served] == [(3, 3), (3, 6)]
+    rate = measured["figures"]["audio_seconds_per_second"]
+    assert rate["measured"] == served[-1][2]
+    assert rate["floor"] > 0
+    assert next(title for title, _, _ in told if title != told[0][0]) == "one stream"
+    assert told[-1] == ("3 side by side", 12, 12)
+    assert {total for _, _, total in told} == {12}
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_floors_are_counted_at_the_length_that_was_spoken(random_model_folder):
+    short, long = (
+        limits.run(str(random_model_folder), measure=True, seconds=seconds, requests=1, streams=1)
+        for seconds in (1.0, 3.0)
+    )
+    text = short["measured"]["context_tokens"] - short["prompt_tokens"] - 12
+    assert 0 < text < 200
+    assert long["measured"]["context_tokens"] == short["prompt_tokens"] + text + 37
+    assert long["measured"]["context_frames"] == 2 * (short["prompt_tokens"] + 37)
+    kept = [document["measured"]["figures"]["memory_per_stream_bytes"]["floor"] for document in (short, long)]
+    work = limits.Work(**short["work"])
+    assert kept[1] - kept[0] == 4 * 2 * (50 * work.flow_kept + 25 * work.lm_kept)
+
+
+def test_a_shorter_context_lowers_the_floors():
+    work = H200.work
+    assert H200.flow_s(context_frames=100) < H200.flow_s()
+    bare = work.flow_flops - limits.CONTEXT_FRAMES * work.flow_attention_flops
+    arithmetic = replace(H200, bandwidth=1e30)
+    assert arithmetic.flow_s(context_frames=0) == pytest.approx(bare / 790e12)
+    assert work.flow_attention_flops == 2 * 50 * 10 * 4 * 22 * 1024
+    assert H200.throughput(32, context=100, context_frames=100) > H200.throughput(32)
+    assert H200.rtf() == pytest.approx(25 * H200.lm_step_s() + H200.flow_s() + H200.vocoder_s())
+    assert H200.ttfb_s(13, 75, text_tokens=20, context_frames=150) < H200.ttfb_s(13, 75)
+
+
+def test_memory_of_a_stream_is_what_came_on_top_of_the_model():
+    load = Load(32, 32, *[1.0] * 9, peak_memory_bytes=1000 + 32 * 7)
+    assert limits_measure.memory_per_stream(load, 1000) == 7
+    assert limits_measure.memory_per_stream(load, 0) is None  # no CUDA device
+    assert limits_measure.memory_per_stream(replace(load, peak_memory_bytes=None), 1000) is None
+    assert limits_measure.beside("memory_per_stream_bytes", 20, 5)["percent_of_floor"] == 25.0
+    assert limits_measure.beside("audio_seconds_per_second", 5.0, 20)["percent_of_floor"] == 25.0
+
+
+def test_every_step_of_an_unknown_estimator_would_read_something(monkeypatch):
+    """Renamed weights must not count as none."""
+    config = full_config(2)
+    known = limits.count_work(config).flow_weights
+    shapes = floors.weight_shapes
+
+    def renamed(config, stage):
+        return {name.replace("unet.", "estimator."): shape for name, shape in shapes(config, stage).items()}
+
+    monkeypatch.setattr(floors, "weight_shapes", renamed)
+    with pytest.raises(AssertionError, match="name its estimator"):
+        limits.count_work(config)
+    assert 0 < known < sum(math.prod(shape) for shape in shapes(config, "flow").values())
+
+
+def test_weights_that_depend_on_time_alone_are_not_read_again():
+    shapes = {"unet.time_mlp.linear_1.weight": (7, 5), "unet.mid_blocks.0.0.mlp.1.weight": (11, 3)}
+    own = {"unet.final_proj.weight": (2, 3, 1), "unet.mid_blocks.0.1.0.ff.net.2.weight": (4, 4)}
+    assert floors._estimator_weights(shapes | own | {"encoder.weight": (100, 100)}) == 6 + 16
+
+
+def test_rows_of_older_commits_are_still_drawn():
+    """They lack throughput and memory."""
+    for row in pictures.read_rows(ROOT / "benchmarks" / "results" / "limits.jsonl"):
+        figures = {
+            name: entry
+            for name, entry in row["measured"]["figures"].items()
+            if name not in ("audio_seconds_per_second", "memory_per_stream_bytes")
+        }
+        assert "real-time factor" in pictures.limits(
+            row | {"measured": row["measured"] | {"figures": figures}}
+        )
 
 
 def test_requests_out_of_range():
     with pytest.raises(InvalidRequestError):
         limits.run("mini", requests=0)
+    with pytest.raises(InvalidRequestError):
+        limits.run("mini", streams=65)
 
 
 def test_full_sizes_need_no_weights():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,6 +22,10 @@ CONTEXT_FRAMES = 500
 """Frames that a frame of the flow attends to, for the count of its arithmetic."""
 
 
+_OF_TIME = (".time_mlp.", ".mlp.")
+"""Weights of a U-Net whose results depend on time alone, so that they are kept and not read again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Measured on the device: bytes per second (read and written) and operations of matrix products per second."""
@@ -37,7 +41,8 @@ class StageWork:
     Attributes:
         lm_weight_bytes: read once per speech token.
         flow_weight_bytes: read once per Euler step of a one-second chunk (what depends on time alone left out).
-        flow_flops, vocoder_flops: arithmetic.
+        flow_flops, vocoder_flops: arithmetic; the flow's behind ``CONTEXT_FRAMES``.
+        flow_attention_flops: the flow's for each frame before it, contained in ``flow_flops``.
     """
 
     tokens: int
@@ -45,6 +50,7 @@ class StageWork:
     flow_weight_bytes: int
     flow_steps: int
     flow_flops: float
+    flow_attention_flops: float
     vocoder_flops: float
 
 
@@ -83,16 +89,17 @@ def stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     block = dit.dim * (4 * inner + 2 * dit.ff_mult * dit.dim)
     position = 2 * dit.dim * (dit.dim // 16) * 31
     passes = dit.depth * block + position + dit.dim * (dit.mel_dim + dit.out_channels)
-    frames = config.token_rate_hz * flow.token_mel_ratio
-    attention = 4 * dit.depth * inner * CONTEXT_FRAMES
+    rows = 2.0 * config.token_rate_hz * flow.token_mel_ratio * flow.num_steps  # both guidance branches
+    attention = 4 * dit.depth * inner
     size = dtype.itemsize
     return StageWork(
         tokens=config.token_rate_hz,
         lm_weight_bytes=lm_weights * size,
         flow_weight_bytes=passes * size,
         flow_steps=flow.num_steps,
-        flow_flops=2.0 * frames * flow.num_steps * (2 * passes + attention),
-        vocoder_flops=frames * _vocoder_flops_per_frame(config),
+        flow_flops=rows * (2 * passes + attention * CONTEXT_FRAMES),
+        flow_attention_flops=rows * attention,
+        vocoder_flops=flow.num_frames(config.token_rate_hz) * _vocoder_flops_per_frame(config),
     )
 
 
@@ -102,19 +109,29 @@ def _older_stage_work(config: ModelConfig, dtype: torch.dtype) -> StageWork:
     shapes = weight_shapes(config, "lm")
     embeddings = ("embed_tokens.weight", "text_embedding.weight", "speech_embedding.weight")
     lm_weights = sum(math.prod(shape) for name, shape in shapes.items() if name not in embeddings)
-    passes = sum(
-        math.prod(shape) for name, shape in weight_shapes(config, "flow").items() if name.startswith("unet.")
-    )
-    frames = flow.num_frames(config.token_rate_hz)
-    attention = flow.kept_values // flow.num_steps * CONTEXT_FRAMES
+    passes = _estimator_weights(weight_shapes(config, "flow"))
+    attention = flow.kept_values // flow.num_steps
+    rows = 2.0 * flow.num_frames(config.token_rate_hz) * flow.num_steps  # both guidance branches
     return StageWork(
         tokens=config.token_rate_hz,
         lm_weight_bytes=lm_weights * size,
         flow_weight_bytes=passes * size,
         flow_steps=flow.num_steps,
-        flow_flops=2.0 * frames * flow.num_steps * (2 * passes + attention),
-        vocoder_flops=frames * _vocoder_flops_per_frame(config),
+        flow_flops=rows * (2 * passes + attention * CONTEXT_FRAMES),
+        flow_attention_flops=rows * attention,
+        vocoder_flops=flow.num_frames(config.token_rate_hz) * _vocoder_flops_per_frame(config),
     )
+
+
+def _estimator_weights(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Numbers that every Euler step reads: those of the flow's estimator, but for what depends on time alone."""
+    counted = [
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if name.startswith("unet.") and not any(part in name for part in _OF_TIME)
+    ]
+    assert counted, "no weight of the flow is known to be read by its Euler steps: name its estimator here"
+    return sum(counted)
 
 
 def floor_rtf(work: StageWork, ceilings: Ceilings) -> float:

@@ -30,6 +30,12 @@ def measured(rows: Sequence[Row], kind: str = "cumulative") -> list[Row]:
     return [row for row in rows if row["kind"] == kind and row["reason"] is None]
 
 
+def per_phrase(row: Row, num_phrases: int) -> Row:
+    """Of a measured row: ``phrase_ms``, the mean wall time of a phrase, and ``phrases_per_second``, its inverse."""
+    mean_s = float(row["rtf"]) * float(row["audio_seconds"]) / num_phrases
+    return {"phrase_ms": mean_s * 1e3, "phrases_per_second": 1 / mean_s}
+
+
 def base_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """The highest measured rung below that lacks ``row``'s change or a part of it, and nothing else; None: none."""
     rungs = [rung.name for rung in RUNGS]

@@ -1,20 +1,13 @@
-"""The table of ``vivace bench ladder``, and its progress bar."""
+"""The table of ``vivace bench ladder``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from vivace.bench.tables import Column, cell, cells, wide_console
-
-if TYPE_CHECKING:
-    from vivace.bench.ladder import Progress
 
 COLUMNS = (
     ("ttfb_ms_p50", "TTFB ms", 1.0, "{:,.0f}"),
@@ -48,18 +41,25 @@ def title_of(row: dict[str, Any]) -> str:
 
 
 def print_ladder(document: dict[str, Any], console: Console | None = None) -> None:
-    """One line a measurement, what is not available below, the floors last."""
+    """One line a measurement, the floors last, what is not available below; that alone where nothing was measured."""
     console = console or wide_console(WIDTH)
     seconds = sum(document["tokens"]) / 25
-    table = Table(title=f"{document['model']}, {seconds:.1f} s of audio, {document['hardware']}")
-    columns = columns_of(document)
+    title = f"{document['model']}, {seconds:.1f} s of audio, {document['hardware']}"
+    if any(row["reason"] is None for row in document["rows"]):
+        console.print(_table(document, title))
+    else:
+        console.print(f"{title}: no rung was measured", markup=False, highlight=False)
+    for line in _missing(document):
+        console.print(f"not available: {line}", markup=False, highlight=False)
+
+
+def _table(document: dict[str, Any], title: str) -> Table:
+    table, columns = Table(title=title), columns_of(document)
     table.add_column("rung", min_width=16)
     for _, heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    missing: dict[str, None] = {}
     for row in document["rows"]:
         if row["reason"] is not None:
-            missing.setdefault(f"{title_of(row)}: {row['reason'][:160]}", None)
             continue
         is_alone = row["kind"] == "alone"
         label = "  · alone" if is_alone else row["title"]
@@ -67,25 +67,16 @@ def print_ladder(document: dict[str, Any], console: Console | None = None) -> No
     for floor in document["floors"]:
         figures = [cell(floor, {"ttfb_ms_p50": "ttfb_ms"}.get(n, n), f, form) for n, _, f, form in columns]
         table.add_row(f"floor, {floor['format']}", *figures, style="green")
-    console.print(table)
-    for line in missing:
-        console.print(f"not available: {line}", markup=False, highlight=False)
+    return table
 
 
-@contextmanager
-def ladder_progress(console: Console | None = None) -> Iterator[Progress]:
-    """A bar on standard error; silent where that is no terminal."""
-    console = console or Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
-
-        def show(title: str, done: int, total: int) -> None:
-            bar.update(task, description=title, completed=done, total=total)
-
-        yield show
+def _missing(document: dict[str, Any]) -> list[str]:
+    """Rungs and reasons; a change alone is named only where its reason is another one than the rung's."""
+    lines: list[str] = []
+    reasons: dict[str, str] = {}
+    for row in document["rows"]:
+        if row["reason"] is None or reasons.get(row["rung"]) == row["reason"]:
+            continue
+        reasons.setdefault(row["rung"], row["reason"])
+        lines.append(f"{title_of(row)}: {row['reason'][:160]}")
+    return lines

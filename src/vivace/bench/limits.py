@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +22,15 @@ from vivace.bench.floors import (
     measure_ceilings,
     stage_work,
 )
-from vivace.bench.single import RANDOM, Bench
+from vivace.bench.limits_measure import measure_engine, num_measured
+from vivace.bench.progress import Count, Progress
+from vivace.bench.single import RANDOM
 from vivace.checkpoint import weight_shapes
 from vivace.checkpoint.loading import resolve_device
 from vivace.config import SpeechLMConfig
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.loading import load_assets
+from vivace.engine.routing import MANY_STREAMS
 from vivace.errors import InvalidRequestError
 from vivace.random_checkpoint import full_config
 
@@ -64,7 +66,8 @@ class Work:
         lm_weights, flow_weights, vocoder_weights: numbers that are read once per step or pass.
         lm_kept: keys and values of one position. flow_kept: those of one frame, all Euler steps and branches.
         lm_attention_flops: of one new position for each position before it.
-        flow_flops, vocoder_flops: of one second of audio.
+        flow_flops, vocoder_flops: of one second of audio; the flow's behind ``CONTEXT_FRAMES``.
+        flow_attention_flops: of one second of audio, for each frame before it.
     """
 
     tokens_per_s: int
@@ -75,6 +78,7 @@ class Work:
     flow_steps: int
     flow_kept: int
     flow_flops: float
+    flow_attention_flops: float
     vocoder_weights: int
     vocoder_flops: float
     frames_per_s: int
@@ -99,6 +103,7 @@ def count_work(config: ModelConfig) -> Work:
         flow_steps=counted.flow_steps,
         flow_kept=flow.kept_values,
         flow_flops=counted.flow_flops,
+        flow_attention_flops=counted.flow_attention_flops,
         vocoder_weights=vocoder,
         vocoder_flops=counted.vocoder_flops,
         frames_per_s=flow.num_frames(config.token_rate_hz),
@@ -132,12 +137,13 @@ class Floors:
         flops = positions * (2 * work.lm_weights + positions / 2 * work.lm_attention_flops)
         return max(work.lm_weights * form.weight_bytes / self.bandwidth, flops / form.matrix_rate)
 
-    def flow_s(self, batch: int = 1, seconds: float = 1.0) -> float:
-        """One chunk of ``seconds`` for each of ``batch`` streams, all Euler steps."""
+    def flow_s(self, batch: int = 1, context_frames: int = CONTEXT_FRAMES) -> float:
+        """One chunk of a second behind so many frames for each of ``batch`` streams, all Euler steps."""
         work, form = self.work, self.form
         read = work.flow_steps * work.flow_weights * form.weight_bytes
-        read += batch * CONTEXT_FRAMES * work.flow_kept * form.kept_bytes
-        return max(read / self.bandwidth, batch * seconds * work.flow_flops / form.matrix_rate)
+        read += batch * context_frames * work.flow_kept * form.kept_bytes
+        flops = work.flow_flops + (context_frames - CONTEXT_FRAMES) * work.flow_attention_flops
+        return max(read / self.bandwidth, batch * flops / form.matrix_rate)
 
     def vocoder_s(self, batch: int = 1, seconds: float = 1.0) -> float:
         """The same for the vocoder."""
@@ -147,28 +153,39 @@ class Floors:
 
     def rtf(self) -> float:
         """Seconds of work for a second of audio, one stream."""
-        return self.work.tokens_per_s * self.lm_step_s() + self.flow_s() + self.vocoder_s()
+        return 1 / self.throughput(1)
 
-    def throughput(self, batch: int) -> float:
+    def throughput(
+        self, batch: int, context: int = CONTEXT_TOKENS, context_frames: int = CONTEXT_FRAMES
+    ) -> float:
         """Seconds of audio per second with ``batch`` streams side by side."""
-        together = self.work.tokens_per_s * self.lm_step_s(batch) + self.flow_s(batch) + self.vocoder_s(batch)
-        return batch / together
+        lm_s = self.work.tokens_per_s * self.lm_step_s(batch, context)
+        return batch / (lm_s + self.flow_s(batch, context_frames) + self.vocoder_s(batch))
 
-    def ttfb_s(self, tokens: int, prompt_tokens: int, *, cold_chunks: int = 0) -> float:
+    def ttfb_s(
+        self,
+        tokens: int,
+        prompt_tokens: int,
+        *,
+        text_tokens: int = TEXT_TOKENS,
+        cold_chunks: int = 0,
+        context_frames: int = CONTEXT_FRAMES,
+    ) -> float:
         """First audio behind ``tokens`` new speech tokens; ``cold_chunks`` of the voice's prompt come before it."""
-        prompt = TEXT_TOKENS + prompt_tokens
-        flow = (1 + cold_chunks) * self.flow_s()
+        prompt = text_tokens + prompt_tokens
+        flow = (1 + cold_chunks) * self.flow_s(context_frames=context_frames)
         steps = (tokens - 1) * self.lm_step_s(context=prompt)
         return (
             self.lm_prompt_s(prompt) + steps + flow + self.vocoder_s(seconds=tokens / self.work.tokens_per_s)
         )
 
-    def stream_bytes(self, prompt_tokens: int) -> int:
-        """What a stream of ten seconds keeps behind a shared prompt."""
+    def stream_bytes(
+        self, prompt_tokens: int, *, text_tokens: int = TEXT_TOKENS, seconds: float = STREAM_SECONDS
+    ) -> int:
+        """What a stream of ``seconds`` keeps behind a shared prompt."""
         work, size = self.work, self.form.kept_bytes
-        frames = STREAM_SECONDS * work.frames_per_s
-        positions = TEXT_TOKENS + prompt_tokens + STREAM_SECONDS * work.tokens_per_s
-        return size * (frames * work.flow_kept + positions * work.lm_kept)
+        positions = text_tokens + prompt_tokens + seconds * work.tokens_per_s
+        return round(size * (seconds * work.frames_per_s * work.flow_kept + positions * work.lm_kept))
 
 
 def formats(full: Ceilings, half: Ceilings, small: Ceilings | None = None) -> list[Format]:
@@ -198,24 +215,34 @@ def run(
     measure: bool = False,
     seconds: float = 5.0,
     requests: int = 3,
+    streams: int | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The floors of every format; with ``measure`` the engine beside those of ``dtype``.
 
     Args:
         model: folder, "mini" or "random" (full size; only its sizes count unless ``measure``).
+        seconds: of audio per utterance. requests: one after the other. streams: side by side; None: 32 on a GPU, 4 on
+            a CPU.
+        progress: told of what the machine was asked, and of every utterance.
 
     Raises:
         ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
     """
     if requests < 1:
         raise InvalidRequestError("requests must be 1 or more", param="requests")
+    if streams is not None and not 1 <= streams <= MANY_STREAMS:
+        raise InvalidRequestError(f"streams must lie between 1 and {MANY_STREAMS}", param="streams")
     target = resolve_device(device)
+    count = Count(progress, 1 + (num_measured(target.type, requests, streams) if measure else 0))
+    count.begin("the machine")
     half_type = torch.float16 if target.type == "cuda" else torch.bfloat16
     full, half = measure_ceilings(target, torch.float32), measure_ceilings(target, half_type)
     bandwidth = max(full.bandwidth, half.bandwidth)
     config, prompt_tokens = _sizes(model)
     work = count_work(config)
     forms = formats(full, half, int8_ceilings(target))
+    count.advance()
     ladder = [Floors(work, form, bandwidth, vocoder_format(target, forms)) for form in forms]
     document: dict[str, Any] = {
         **heading("limits", device, config.name, dtype),
@@ -229,7 +256,16 @@ def run(
     }
     if measure:
         own = ladder[{torch.float32: 0, torch.int8: 2}.get(dtype, 1)]
-        document["measured"] = _measure(model, device, dtype, seconds, requests, own)
+        document["measured"] = measure_engine(
+            model,
+            device,
+            dtype,
+            seconds=seconds,
+            requests=requests,
+            streams=streams,
+            floors=own,
+            count=count,
+        )
     return document
 
 
@@ -278,47 +314,3 @@ def _sizes(model: str) -> tuple[ModelConfig, int]:
     assets = load_assets(model)
     voice = assets.default_voice
     return assets.model.config, FULL_PROMPT_TOKENS if voice is None else len(voice.speech_tokens)
-
-
-def _measure(
-    model: str, device: str, dtype: torch.dtype, seconds: float, requests: int, floors: Floors
-) -> dict[str, Any]:
-    """The engine's own figures, and how near they come: floor over measured time, in percent."""
-    bench = Bench(model, device, dtype, seconds)
-    try:
-        bench.speak(0)
-        results = [bench.speak(seed).result for seed in range(requests)]
-        voice, config = bench.assets.default_voice, bench.assets.model.config
-    finally:
-        bench.close()
-    prompt_tokens = 0 if voice is None else len(voice.speech_tokens)
-    floor = describe(floors, config, prompt_tokens)
-    audio_s = results[0].audio_seconds
-    found = {
-        "tps": median(result.tps for result in results),
-        "flow_ms_per_second": median(result.times.flow_ms for result in results) / audio_s,
-        "vocoder_ms_per_second": median(result.times.vocoder_ms for result in results) / audio_s,
-        "ttfb_ms": median(result.ttfb_ms for result in results),
-        "rtf": median(result.rtf for result in results),
-    }
-    best = {
-        "tps": floor["lm"][0]["tps"],
-        "flow_ms_per_second": floor["flow_ms_per_chunk"],
-        "vocoder_ms_per_second": floor["vocoder_ms_per_second"],
-        "ttfb_ms": floor["ttfb_ms"],
-        "rtf": floor["rtf"],
-    }
-    return {
-        "format": floors.form.name,
-        "requests": requests,
-        "figures": {
-            name: {
-                "measured": round(value, 4),
-                "floor": best[name],
-                "percent_of_floor": round(
-                    100 * (value / best[name] if name == "tps" else best[name] / value), 2
-                ),
-            }
-            for name, value in found.items()
-        },
-    }

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vivace.bench.tables import Column, cell
+
 _FIGURES = (
     ("flow, ms a chunk", "flow_ms_per_chunk", 1.0, "{:,.3f}"),
     ("vocoder, ms a second", "vocoder_ms_per_second", 1.0, "{:,.3f}"),
@@ -16,6 +18,17 @@ _FIGURES = (
     ("TTFB, cold voice, ms", "ttfb_cold_voice_ms", 1.0, "{:,.2f}"),
     ("weights, MB", "weight_bytes", 1e-6, "{:,.1f}"),
     ("a stream of 10 s, MB", "stream_bytes", 1e-6, "{:,.1f}"),
+)
+
+
+_MEASURED: tuple[Column, ...] = (
+    ("tps", "speech LM, tokens/s", 1.0, "{:,.0f}"),
+    ("flow_ms_per_second", "flow, ms a second", 1.0, "{:,.3f}"),
+    ("vocoder_ms_per_second", "vocoder, ms a second", 1.0, "{:,.3f}"),
+    ("ttfb_ms", "TTFB, ms", 1.0, "{:,.2f}"),
+    ("rtf", "RTF", 1.0, "{:.5f}"),
+    ("audio_seconds_per_second", "audio s/s, {streams} side by side", 1.0, "{:,.2f}"),
+    ("memory_per_stream_bytes", "memory of each, MB", 1e-6, "{:,.1f}"),
 )
 
 
@@ -51,14 +64,20 @@ def print_limits(document: dict[str, Any], console: Console | None = None) -> No
             )
     console.print(batches)
     if document["measured"] is not None:
-        measured = Table(title=f"the engine beside the {document['measured']['format']} floors")
-        for name in ("figure", "measured", "floor", "% of floor"):
-            measured.add_column(name, justify="left" if name == "figure" else "right")
-        for name, entry in document["measured"]["figures"].items():
-            measured.add_row(
-                name,
-                f"{entry['measured']:,.4g}",
-                f"{entry['floor']:,.4g}",
-                f"{entry['percent_of_floor']:.1f}",
-            )
-        console.print(measured)
+        console.print(_measured(document["measured"]))
+
+
+def _measured(document: dict[str, Any]) -> Table:
+    """The engine beside its floors."""
+    table = Table(title=f"the engine beside the {document['format']} floors")
+    for name in ("figure", "measured", "floor", "% of floor"):
+        table.add_column(name, justify="left" if name == "figure" else "right", no_wrap=True)
+    for name, label, factor, form in _MEASURED:
+        entry = document["figures"][name]
+        table.add_row(
+            label.format(streams=document["streams"]),
+            cell(entry, "measured", factor, form),
+            cell(entry, "floor", factor, form),
+            cell(entry, "percent_of_floor", 1.0, "{:.1f}"),
+        )
+    return table

@@ -20,6 +20,7 @@ import torch
 
 from vivace.bench.common import clock_of, heading
 from vivace.bench.llm_steps import CHOICES, Steps, open_steps
+from vivace.bench.progress import Count, Progress
 from vivace.config import SpeechLMConfig
 from vivace.engine.device_stages import on_device
 from vivace.engine.lm_kernels import draw_rows, kernels_run_on, single_kernel
@@ -62,6 +63,7 @@ def run(
     choices: tuple[str, ...] = (),
     seed: int = 0,
     limit_s: float = _LIMIT_S,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures every choice at every batch size.
 
@@ -71,6 +73,7 @@ def run(
         runs: repetitions after two that warm up; medians count.
         choices: some of ``CHOICES``; none: all.
         limit_s: of one choice at one batch size, compiling included; what takes longer is not tried again.
+        progress: told of every choice at every batch size.
 
     Returns:
         One document with the field names of the benchmark rows.
@@ -82,10 +85,12 @@ def run(
     choices = choices or CHOICES
     _check(batches, context, runs, choices)
     place = torch.device(device)
+    count = Count(progress, len(choices) * len(batches))
+    count.begin("loading")
     with on_device(place):  # launches, events and captures go to the device that is the current one
         lm = load_lm(model, device, dtype, seed)
         bandwidth = copy_bandwidth(place)
-        rows = _rows(lm, choices, batches, context, runs, bandwidth, limit_s)
+        rows = _rows(lm, choices, batches, context, runs, bandwidth, limit_s, count)
         return {
             **heading("llm", device, model, dtype),
             "context": context,
@@ -105,6 +110,7 @@ def _rows(
     runs: int,
     bandwidth: float,
     limit_s: float,
+    count: Count,
 ) -> list[Row]:
     """Every choice at every batch size; one that was too slow is not tried at a larger one."""
     rows: list[Row] = []
@@ -113,14 +119,19 @@ def _rows(
         width = lm.llm_decoder.weight.dtype.itemsize
         floor_us = floor_bytes(lm.config, batch, context, width) / bandwidth * 1e6
         for choice in choices:
+            count.begin(f"{choice}, batch {batch}")
+            reason = None
             if choice in too_slow:
-                rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s at a smaller batch"))
-                continue
-            try:
-                rows.append(_measured(lm, choice, batch, context, runs, floor_us, limit_s))
-            except TimeoutError:
-                too_slow.add(choice)
-                rows.append(Row(choice, batch, reason=f"took more than {limit_s:g} s"))
+                reason = f"took more than {limit_s:g} s at a smaller batch"
+            else:
+                try:
+                    rows.append(_measured(lm, choice, batch, context, runs, floor_us, limit_s))
+                except TimeoutError:
+                    too_slow.add(choice)
+                    reason = f"took more than {limit_s:g} s"
+            if reason is not None:
+                rows.append(Row(choice, batch, reason=reason))
+            count.advance()
     return rows
 
 

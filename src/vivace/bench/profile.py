@@ -13,6 +13,7 @@ import torch
 
 from vivace.bench.common import hardware, heading
 from vivace.bench.profile_device import DeviceSampler, advice
+from vivace.bench.progress import Count, Progress
 from vivace.bench.single import Bench, Utterance
 from vivace.bench.throughput import check, serve
 from vivace.bench.timeline import GAPS_LABEL, LANES, find_gaps, merged, timeline_svg
@@ -30,6 +31,7 @@ def run(
     seconds: float = 5.0,
     batch: int = 4,
     requests: int = 2,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Traces one request into ``out/timeline.svg`` and ``out/trace.json``, then speaks side by side and looks on.
 
@@ -38,18 +40,25 @@ def run(
         out: folder for the files.
         seconds: length of each request's audio.
         batch: requests side by side under load. requests: of each client.
+        progress: told of every request.
 
     Raises:
         ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
     """
     check((batch,), requests)
     out.mkdir(parents=True, exist_ok=True)
+    count = Count(progress, 2 + batch * requests)
+    count.begin("loading")
     bench = Bench(model, device, dtype, seconds, batch)
     try:
+        count.begin("one request")
         bench.speak(0)
+        count.advance()
         spans, utterance = _trace(bench)
+        count.advance()
         config = bench.assets.model.config
-        load = _under_load(bench, batch, requests, utterance.result.wall_ms)
+        count.begin(f"{batch} side by side")
+        load = _under_load(bench, batch, requests, utterance.result.wall_ms, count)
     finally:
         bench.close()
     result = utterance.result
@@ -87,12 +96,12 @@ def _trace(bench: Bench) -> tuple[list[Span], Utterance]:
     return trace.spans(), utterance
 
 
-def _under_load(bench: Bench, batch: int, requests: int, alone_ms: float) -> dict[str, Any]:
+def _under_load(bench: Bench, batch: int, requests: int, alone_ms: float, count: Count) -> dict[str, Any]:
     """Latency, and how busy host and device were meanwhile."""
     sampler = DeviceSampler(bench.assets.model.device)
     host_s, begun = time.process_time(), time.perf_counter()
     with sampler:
-        load = serve(bench, batch, batch * requests)
+        load = serve(bench, batch, batch * requests, on_done=count.advance)
     wall_s = time.perf_counter() - begun
     host = 100 * (time.process_time() - host_s) / wall_s
     seen = sampler.summary()

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from vivace.bench.ladder_charts import figure_charts, stage_chart
-from vivace.bench.ladder_compare import measured
+from vivace.bench.ladder_compare import measured, per_phrase
 from vivace.bench.ladder_table import columns_of
 from vivace.bench.report_charts import FLOOR_COLOUR
 from vivace.bench.report_published import REPORTS, Reported
@@ -51,6 +51,8 @@ _OURS: dict[str, Column] = {
     "tps": ("tps", "", 1.0, "{:,.0f}"),
     "peak_memory_bytes": ("peak_memory_bytes", "", 1e-9, "{:.2f} GB"),
     "host_us_per_step": ("host_us_per_step", "", 1e-3, "{:.3g} ms"),
+    "phrase_ms": ("phrase_ms", "", 1.0, "{:,.0f} ms"),
+    "phrases_per_second": ("phrases_per_second", "", 1.0, "{:.3g}"),
 }
 
 
@@ -67,16 +69,7 @@ def ladder_page(document: dict[str, Any]) -> str:
         [
             f"<p>{escape(lead)} Every rung keeps what the rungs before it switched on;"
             " “alone” has nothing but its own change.</p>",
-            _tiles(document),
-            *figure_charts(document),
-            f'<p class="key"><span><span style="color:{FLOOR_COLOUR}">▎</span>floor of this machine for the rung’s'
-            " precision</span><span>thin and pale: the change alone</span>axes are logarithmic</p>",
-            stage_chart(document),
-            '<p class="key">stages may overlap in time, so that a bar may be longer than the phrases took</p>',
-            "<h2>All figures</h2>",
-            _figures(document),
-            '<p class="note">gain: how many times faster than the rung below it (alone: than the reference’s way);'
-            " % floor: of the floor’s real-time factor.</p>",
+            *(_measured(document) if measured(document["rows"]) else ["<p>No rung was measured.</p>"]),
             "<h2>What each rung changes</h2>",
             _about(document),
             "<h2>What others reported</h2>",
@@ -130,6 +123,22 @@ def _tiles(document: dict[str, Any]) -> str:
     return '<div class="tiles">' + "".join(tiles) + "</div>"
 
 
+def _measured(document: dict[str, Any]) -> list[str]:
+    """Tiles, charts and the table."""
+    return [
+        _tiles(document),
+        *figure_charts(document),
+        f'<p class="key"><span><span style="color:{FLOOR_COLOUR}">▎</span>floor of this machine for the rung’s'
+        " precision</span><span>thin and pale: the change alone</span>axes are logarithmic</p>",
+        stage_chart(document),
+        '<p class="key">stages may overlap in time, so that a bar may be longer than the phrases took</p>',
+        "<h2>All figures</h2>",
+        _figures(document),
+        '<p class="note">gain: how many times faster than the rung below it (alone: than the reference’s way);'
+        " % floor: of the floor’s real-time factor.</p>",
+    ]
+
+
 def _figures(document: dict[str, Any]) -> str:
     columns = [*columns_of(document), *_FLOORS]
     rows: list[tuple[str, list[str]]] = [
@@ -157,7 +166,7 @@ def _about(document: dict[str, Any]) -> str:
 
 def _report(report: Reported, document: dict[str, Any]) -> str:
     """Someone's table with the same figures of this ladder's ends beside it."""
-    first, last = _ends(document)
+    first, last = (row and row | per_phrase(row, len(document["tokens"])) for row in _ends(document))
     rows: list[tuple[str, list[str]]] = []
     for figure in report.figures:
         columns = [] if figure.ours is None else [_OURS[figure.ours]]
@@ -167,4 +176,13 @@ def _report(report: Reported, document: dict[str, Any]) -> str:
     return (
         f"<h3>{escape(report.title)}</h3>\n"
         f'<p class="note">{escape(report.hardware)}; {escape(report.model)}</p>\n{table(heads, rows)}'
+        f"{_note(report.note, document)}"
     )
+
+
+def _note(note: str, document: dict[str, Any]) -> str:
+    """What stands below a report."""
+    if not note:
+        return ""
+    seconds = ", ".join(f"{count / 25:.1f}" for count in document["tokens"])
+    return f'\n<p class="note">{escape(note.format(phrases=f"{seconds} s"))}</p>'

@@ -18,6 +18,7 @@ import torch
 
 from vivace.bench.common import heading
 from vivace.bench.floors import floor_rtf, measure_ceilings, stage_work
+from vivace.bench.progress import Count, Progress
 from vivace.bench.timeline import timeline_svg
 from vivace.checkpoint import model_folder
 from vivace.datatypes import AudioChunk, SamplingParams, SynthesisResult
@@ -149,6 +150,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     timeline: Path | None = None,
     long_seconds: float = 0.0,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Speaks ``runs * requests`` utterances one after the other.
 
@@ -156,6 +158,7 @@ def run(
         model: folder, "mini", or "random".
         timeline: where a picture of one utterance's stages is written (SVG).
         long_seconds: length of one more utterance, whose last second is compared with its second one; 0: none.
+        progress: told of every utterance.
 
     Returns:
         One document with the field names of the benchmark rows: percentiles over all utterances, medians of the
@@ -166,19 +169,27 @@ def run(
     """
     if runs < 1 or requests < 1:
         raise InvalidRequestError("runs and requests must be 1 or more", param="runs")
+    count = Count(progress, 1 + runs * requests + (runs if long_seconds else 0))
+    count.begin("loading")
     bench = Bench(model, device, dtype, seconds)
+
+    def speak(seed: int) -> Utterance:
+        utterance = bench.speak(seed)
+        count.advance()
+        return utterance
+
     try:
-        bench.speak(0)
+        count.begin("one stream")
+        speak(0)
         _forget_peak(device)
-        measured = [
-            [bench.speak(index * requests + number) for number in range(requests)] for index in range(runs)
-        ]
+        measured = [[speak(index * requests + number) for number in range(requests)] for index in range(runs)]
         document = _document(bench, measured, device, dtype)
         if timeline is not None:
             timeline.write_text(draw(bench), encoding="utf-8")
         if long_seconds:
             bench.set_seconds(long_seconds)
-            document["long"] = _long(bench, runs)
+            count.begin(f"{long_seconds:g} s at once")
+            document["long"] = _long(bench, runs, count)
     finally:
         bench.close()
     return document
@@ -231,7 +242,7 @@ def _document(
     }
 
 
-def _long(bench: Bench, runs: int) -> dict[str, Any]:
+def _long(bench: Bench, runs: int, count: Count) -> dict[str, Any]:
     """Time of all stages for every chunk of one long utterance: what a second costs near the end, and the second one.
 
     Chunks grow while the playback is safe, so they are compared by the second of audio. The last chunk is cut short.
@@ -251,6 +262,7 @@ def _long(bench: Bench, runs: int) -> dict[str, Any]:
 
         bench.speak(seed, note)
         costs.append(mine)
+        count.advance()
     length = min(len(mine) for mine in costs)
     by_chunk = [round(median(mine[index] for mine in costs), 3) for index in range(length)]
     by_second = [cost / own for cost, own in zip(by_chunk, seconds, strict=False)][1 : length - 1]

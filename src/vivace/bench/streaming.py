@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vivace.bench.common import clock_of, heading
+from vivace.bench.progress import Count, Progress
 from vivace.config import ModelConfig
 from vivace.engine.chunking import ChunkPlan
 from vivace.engine.flow_runner import FlowRunner
@@ -43,6 +44,7 @@ def run(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Renders random valid speech tokens through flow and vocoder, one second at a time.
 
@@ -50,6 +52,7 @@ def run(
         model: folder, or "mini".
         seconds: length of the utterance.
         runs: repetitions after one that warms up; every second's cost is the median over them.
+        progress: told of every repetition.
 
     Returns:
         One document with the field names of the benchmark rows. ``ratio_20_to_2`` is None for an utterance
@@ -73,9 +76,14 @@ def run(
     count = (seconds + 1) * config.token_rate_hz + config.flow.lookahead_tokens
     tokens = torch.randint(config.flow.vocab_size, (count,), generator=generator).tolist()
 
+    spoken = Count(progress, 1 + runs)
+    spoken.begin(f"an utterance of {seconds} s")
+
     def once() -> list[SecondCost]:
         vocoder = VocoderSession(assets.model.vocoder, speed=1.0)
-        return _costs(flow, vocoder, voice, tokens, seconds, config, clock_of(torch.device(device)))
+        costs = _costs(flow, vocoder, voice, tokens, seconds, config, clock_of(torch.device(device)))
+        spoken.advance()
+        return costs
 
     once()
     repeated = [once() for _ in range(runs)]

@@ -8,6 +8,7 @@ start is the same model without what makes it fast: float32, PyTorch's operation
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from vivace.bench.common import heading
 from vivace.bench.ladder_measure import forget_peak, peak_memory
+from vivace.bench.progress import Count, Progress
 from vivace.bench.single import TEXT, Bench, percentile
 from vivace.datatypes import SamplingParams, SynthesisResult
 from vivace.engine.live import LiveRequest
@@ -25,6 +27,9 @@ from vivace.errors import InvalidRequestError
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 MOST = 32
+START_SENTENCES = 4
+FEWEST_SENTENCES = 8
+"""Of a batch size, however small it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ def run(
     requests: int = 2,
     whole: bool = False,
     with_start: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures every batch size on one warm engine.
 
@@ -66,18 +72,25 @@ def run(
         requests: sentences of each client; a small batch gets eight sentences in all.
         whole: each sentence is spoken as a whole (offline mode) instead of streamed.
         with_start: also measures the start.
+        progress: told of every sentence.
 
     Raises:
         ModelFolderError, InvalidRequestError: the model cannot be used, or a number is out of range.
     """
     check(batches, requests)
-    start = measure_start(model, device, seconds, whole=whole) if with_start else None
+    sentences = [max(FEWEST_SENTENCES, batch * requests) for batch in batches]
+    total = sum(batches) + sum(sentences) + (1 + START_SENTENCES if with_start else 0)
+    count = Count(progress, total)
+    count.begin("the start" if with_start else "loading")
+    start = measure_start(model, device, seconds, whole=whole, on_done=count.advance) if with_start else None
     bench = Bench(model, device, dtype, seconds, max(batches))
     try:
         loads = []
-        for batch in batches:
-            serve(bench, batch, batch, whole=whole)  # shapes that come for the first time
-            loads.append(serve(bench, batch, max(8, batch * requests), whole=whole))
+        for batch, many in zip(batches, sentences, strict=True):
+            count.begin(f"{batch} side by side")
+            # First the shapes that come for the first time.
+            serve(bench, batch, batch, whole=whole, on_done=count.advance)
+            loads.append(serve(bench, batch, many, whole=whole, on_done=count.advance))
         config = bench.assets.model.config
     finally:
         bench.close()
@@ -93,12 +106,15 @@ def run(
     }
 
 
-def measure_start(model: str, device: str, seconds: float, *, whole: bool = False) -> Load:
+def measure_start(
+    model: str, device: str, seconds: float, *, whole: bool = False, on_done: Callable[[], None] | None = None
+) -> Load:
     """Four sentences one after the other, in float32 and by plain operations."""
     bench = Bench(model, device, torch.float32, seconds, is_plain=True)
     try:
-        serve(bench, 1, 1, whole=whole)
-        return replace(serve(bench, 1, 4, whole=whole), speedup=1.0)
+        serve(bench, 1, 1, whole=whole, on_done=on_done)
+        load = serve(bench, 1, START_SENTENCES, whole=whole, on_done=on_done)
+        return replace(load, speedup=1.0)
     finally:
         bench.close()
 
@@ -111,12 +127,19 @@ def check(batches: tuple[int, ...], requests: int) -> None:
         raise InvalidRequestError("requests must lie between 1 and 1000", param="requests")
 
 
-def serve(bench: Bench, batch: int, sentences: int, *, whole: bool = False) -> Load:
-    """Speaks ``sentences``, never more than ``batch`` at once."""
+def serve(
+    bench: Bench,
+    batch: int,
+    sentences: int,
+    *,
+    whole: bool = False,
+    on_done: Callable[[], None] | None = None,
+) -> Load:
+    """Speaks ``sentences``, never more than ``batch`` at once; calls ``on_done`` behind each."""
     device = bench.assets.model.device
     forget_peak(device)
     begun = time.perf_counter()
-    results = list(_spoken(bench, batch, sentences, whole))
+    results = _spoken(bench, batch, sentences, whole, on_done)
     wall_s = time.perf_counter() - begun
     latency = sorted(result.wall_ms for result in results)
     ttfb = sorted(result.ttfb_ms for result in results)
@@ -136,7 +159,9 @@ def serve(bench: Bench, batch: int, sentences: int, *, whole: bool = False) -> L
     )
 
 
-def _spoken(bench: Bench, batch: int, sentences: int, whole: bool) -> list[SynthesisResult]:
+def _spoken(
+    bench: Bench, batch: int, sentences: int, whole: bool, on_done: Callable[[], None] | None
+) -> list[SynthesisResult]:
     """The results in the order in which they were done."""
     engine, waiting = bench.engine, sentences
     live: list[LiveRequest] = []
@@ -154,4 +179,6 @@ def _spoken(bench: Bench, batch: int, sentences: int, whole: bool) -> list[Synth
             if is_done:
                 live.remove(each)
                 done.append(summarise(each))
+                if on_done is not None:
+                    on_done()
     return done

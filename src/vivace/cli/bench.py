@@ -39,9 +39,13 @@ def bench_streaming(
     dtype: Dtype = Precision.auto,
 ) -> None:
     """Cost of the n-th second of audio: flat means that nothing is computed twice."""
+    from vivace.bench.progress import progress_bar
     from vivace.bench.streaming import run
 
-    document = run(model, seconds=seconds, runs=runs, device=device, dtype=dtype.on(device))
+    with progress_bar() as progress:
+        document = run(
+            model, seconds=seconds, runs=runs, device=device, dtype=dtype.on(device), progress=progress
+        )
     for row in document["seconds"]:
         print_line(
             f"second {row['second']:3d}: flow {row['flow_ms']:7.1f} ms, vocoder {row['vocoder_ms']:7.1f} ms"
@@ -63,18 +67,21 @@ def bench_single(
     long_seconds: Annotated[float, typer.Option(help="One more utterance of this length; 0: none.")] = 0.0,
 ) -> None:
     """First audio, real-time factor and tokens per second of one stream at a time."""
+    from vivace.bench.progress import progress_bar
     from vivace.bench.single import run
 
-    document = run(
-        model,
-        seconds=seconds,
-        requests=requests,
-        runs=runs,
-        device=device,
-        dtype=dtype.on(device),
-        timeline=timeline,
-        long_seconds=long_seconds,
-    )
+    with progress_bar() as progress:
+        document = run(
+            model,
+            seconds=seconds,
+            requests=requests,
+            runs=runs,
+            device=device,
+            dtype=dtype.on(device),
+            timeline=timeline,
+            long_seconds=long_seconds,
+            progress=progress,
+        )
     print_line(
         f"TTFB p50 {document['ttfb_ms_p50']} ms, p99 {document['ttfb_ms_p99']} ms; RTF {document['rtf']}"
         f" (floor {document['rtf_floor']}); TPS {document['tps']}; ready after {document['start_s']} s"
@@ -95,16 +102,19 @@ def bench_llm(
     """Tokens per second of the speech LM, for each way to run it, with the floor beside it."""
     from vivace.bench.llm import parse_batches, run
     from vivace.bench.llm_table import print_table
+    from vivace.bench.progress import progress_bar
 
-    document = run(
-        model,
-        device=device,
-        dtype=dtype.on(device),
-        batches=parse_batches(batch),
-        context=context,
-        runs=runs,
-        choices=_names(choices),
-    )
+    with progress_bar() as progress:
+        document = run(
+            model,
+            device=device,
+            dtype=dtype.on(device),
+            batches=parse_batches(batch),
+            context=context,
+            runs=runs,
+            choices=_names(choices),
+            progress=progress,
+        )
     print_table(document)
     print_json(document)
 
@@ -134,10 +144,11 @@ def bench_ladder(
     """From the reference's way to the engine, one change at a time, on this machine."""
     from vivace.bench.ladder import parse_tokens, run
     from vivace.bench.ladder_judge import WhisperJudge
-    from vivace.bench.ladder_table import ladder_progress, print_ladder
+    from vivace.bench.ladder_table import print_ladder
+    from vivace.bench.progress import progress_bar
     from vivace.bench.report import ladder_page
 
-    with ladder_progress() as progress:
+    with progress_bar() as progress:
         document = run(
             model,
             device=device,
@@ -239,19 +250,22 @@ def bench_throughput(
 ) -> None:
     """Sentences per second, latency and waiting by how many are spoken side by side."""
     from vivace.bench.llm import parse_batches
+    from vivace.bench.progress import progress_bar
     from vivace.bench.throughput import run
     from vivace.bench.throughput_table import print_throughput, throughput_svg
 
-    document = run(
-        model,
-        device=device,
-        dtype=dtype.on(device),
-        seconds=seconds,
-        batches=parse_batches(batch),
-        requests=requests,
-        whole=whole,
-        with_start=start,
-    )
+    with progress_bar() as progress:
+        document = run(
+            model,
+            device=device,
+            dtype=dtype.on(device),
+            seconds=seconds,
+            batches=parse_batches(batch),
+            requests=requests,
+            whole=whole,
+            with_start=start,
+            progress=progress,
+        )
     print_throughput(document)
     if chart is not None:
         chart.write_text(throughput_svg(document), encoding="utf-8")
@@ -272,16 +286,19 @@ def bench_profile(
 ) -> None:
     """Where a request's time goes, as a picture and a Chrome trace; how busy the machine is under load."""
     from vivace.bench.profile import run
+    from vivace.bench.progress import progress_bar
 
-    document = run(
-        model,
-        out=out,
-        device=device,
-        dtype=dtype.on(device),
-        seconds=seconds,
-        batch=batch,
-        requests=requests,
-    )
+    with progress_bar() as progress:
+        document = run(
+            model,
+            out=out,
+            device=device,
+            dtype=dtype.on(device),
+            seconds=seconds,
+            batch=batch,
+            requests=requests,
+            progress=progress,
+        )
     stages, load = document["stages_ms"], document["load"]
     print_line(", ".join(f"{lane} {spent:.1f} ms" for lane, spent in stages.items()))
     print_line(
@@ -307,8 +324,10 @@ def limits(
     """What this machine allows at best with a model: floors of every stage, first audio, throughput."""
     from vivace.bench.limits import run
     from vivace.bench.limits_table import print_limits
+    from vivace.bench.progress import progress_bar
 
-    document = run(model, device=device, dtype=dtype.on(device), measure=measure)
+    with progress_bar() as progress:
+        document = run(model, device=device, dtype=dtype.on(device), measure=measure, progress=progress)
     print_limits(document)
     print_json(document)
 
