@@ -218,19 +218,40 @@ def test_whoever_waits_for_room_gets_it_sooner_when_steps_are_full():
 
 
 def test_all_tokens_of_a_first_chunk_in_one_step_and_the_others_step_along():
-    scheduler = make(quiet_rows=0)
+    scheduler = make(quiet_rows=0, first_rows=0)
     scheduler.add(playing(1, 500, tokens_until_audio=25))
     assert scheduler.plan(10_000).decode == ((1, 16),)
     scheduler.add(Ticket(2, tokens_until_audio=28, submitted_ms=9_990))
-    assert dict(scheduler.plan(10_000).decode) == {1: 32, 2: 28}
+    assert dict(scheduler.plan(10_000).decode) == {1: 16, 2: 28}
 
 
 @pytest.mark.parametrize(
-    ("is_new", "rows", "burst"), [(False, 4, 50), (True, 4, 50), (True, 5, 32), (False, 5, 16)]
+    ("rows", "credit_ms", "state", "expected"),
+    [
+        (2, 5000, {}, [2]),
+        (8, 5000, {}, [8]),
+        (9, 5000, {}, [*range(1, 10)]),
+        (2, 200, {}, [1, 2]),
+        (2, 5000, {"tokens_until_audio": 250}, [1, 2]),
+        (2, 5000, {"first_ms": 9_500, "audio_ms": 920}, [1, 2]),
+        (2, 5000, {"waits_for_text": True}, [1]),
+    ],
+)
+def test_few_who_have_something_to_play_wait_for_a_first_chunk(rows, credit_ms, state, expected):
+    """Not for a request that is spoken as a whole, or waits for its text, and not where many step along."""
+    scheduler = make(quiet_rows=0)
+    for request_id in range(1, rows):
+        scheduler.add(playing(request_id, credit_ms, tokens_until_audio=25))
+    scheduler.add(Ticket(rows, submitted_ms=9_990, **{"tokens_until_audio": 28, **state}))
+    assert sorted(decoded(scheduler.plan(10_000))) == expected
+
+
+@pytest.mark.parametrize(
+    ("is_new", "rows", "burst"), [(False, 4, 50), (True, 4, 50), (True, 5, 28), (False, 5, 16)]
 )
 def test_few_rows_decode_as_long_as_a_launch_of_the_flow_takes(is_new, rows, burst):
     """With more of them a new one would wait for tokens that nobody needs yet."""
-    scheduler = make(Capacity(batch=8, beside_tokens=50))
+    scheduler = make(Capacity(batch=8, beside_tokens=50), first_rows=0)
     for request_id in range(1, rows):
         scheduler.add(playing(request_id, 2000, tokens_until_audio=10))
     state = {} if is_new else {"first_ms": 9_000, "audio_ms": 3000}

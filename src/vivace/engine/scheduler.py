@@ -148,7 +148,7 @@ class Scheduler:
             render, decode = self._one(ready)
         else:
             render = self._renderings(ready, now_ms)
-            decode = self._decodings(ready, dict(render))
+            decode = self._decodings(ready, dict(render), now_ms)
         if not (render or decode or overdue or swap_in or swap_out):
             return None
         return StepPlan(tuple(render), tuple(decode), tuple(overdue), tuple(swap_out), tuple(swap_in))
@@ -266,18 +266,28 @@ class Scheduler:
         policy = self.policy
         return max(1, min(policy.max_hop_chunks, ticket.credit_ms(now_ms) // policy.safe_ms))
 
-    def _decodings(self, ready: list[_Ready], render: dict[int, int]) -> list[tuple[int, int]]:
-        """Rows that step together: all that may, up to the tokens that their next hop needs."""
+    def _decodings(self, ready: list[_Ready], render: dict[int, int], now_ms: int) -> list[tuple[int, int]]:
+        """Rows that step together: all that may, up to the tokens that their next hop needs.
+
+        A first chunk gets all its tokens in one step. Few rows step faster than many, so that others who have something
+        to play wait for that step where they are few; many step along.
+        """
         policy, chunk = self.policy, self.capacity.chunk_tokens
-        # A first chunk gets all its tokens in one step, and meanwhile the other rows step along.
-        is_new = any(ticket.first_ms < 0 and ticket.tokens_until_audio for _, _, _, ticket in ready)
-        burst = policy.quiet_tokens if is_new else policy.burst_tokens
+        burst = policy.burst_tokens
         if len(ready) <= policy.quiet_rows:
-            burst = max(policy.quiet_tokens, self.capacity.beside_tokens)
+            burst = max(burst, self.capacity.beside_tokens)
+        first = max(burst, policy.first_tokens)
+        others_wait = len(ready) <= policy.first_rows and any(
+            ticket.first_ms < 0 < ticket.tokens_until_audio <= first and not ticket.waits_for_text
+            for _, _, _, ticket in ready
+        )
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:
             if ticket.is_complete or ticket.waits_for_text:
+                continue
+            is_new = ticket.first_ms < 0
+            if others_wait and not is_new and ticket.credit_ms(now_ms) > policy.urgent_ms:
                 continue
             if ticket.opens_segment:
                 if prompts == 0 or ticket.tokens_until_audio == 0:
@@ -289,7 +299,7 @@ class Scheduler:
             ahead = (hop + next_hop - 1) * chunk if ticket.first_ms >= 0 or hop else 0
             most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
             if most > 0:
-                decode.append((ticket.request_id, min(burst, most)))
+                decode.append((ticket.request_id, min(first if is_new else burst, most)))
                 ticket.served = self._step
         return decode
 

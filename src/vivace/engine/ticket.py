@@ -99,7 +99,7 @@ class Capacity:
         host_cache: pages of the speech LM's cache that it has room for.
         chunk_tokens: speech tokens of a chunk.
         beside_tokens: tokens that a row may decode beside a launch of the flow while hardly anybody else does, where
-            that takes longer than ``Policy.quiet_tokens``.
+            that takes longer than ``Policy.burst_tokens``.
     """
 
     batch: int = 1
@@ -122,9 +122,11 @@ class Policy:
 
     Attributes:
         max_requests: live requests beyond which a new one is refused; None: as the stages have room for.
-        burst_tokens: most tokens one row decodes in a step, so that no request holds the machine for long;
-            quiet_tokens: with at most ``quiet_rows`` rows, or when there is a first chunk to decode for: as many as
-            that needs. So few do not wait for larger hops either.
+        burst_tokens: most tokens one row decodes in a step, so that who comes meanwhile does not wait for long;
+            first_tokens: before its first audio, as many as a first chunk needs.
+        first_rows: with at most so many rows those that have more than ``urgent_ms`` to play wait while a first chunk's
+            tokens are decoded.
+        quiet_rows: so few streams do not wait for larger hops, and may decode beside a launch of the flow.
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
             launch of its own.
         max_pending_chunks: undelivered chunks at which a request pauses.
@@ -145,7 +147,8 @@ class Policy:
 
     max_requests: int | None = None
     burst_tokens: int = 16
-    quiet_tokens: int = 32
+    first_tokens: int = 32
+    first_rows: int = 8
     quiet_rows: int = 4
     max_prompts: int = 5
     max_pending_chunks: int = 8
