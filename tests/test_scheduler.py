@@ -5,6 +5,7 @@ import pytest
 from vivace.engine.admission import LEARNED_FROM, Admission, is_safe
 from vivace.engine.batch_limit import BatchLimit
 from vivace.engine.scheduler import Capacity, Policy, Scheduler, Ticket
+from vivace.engine.stages import FAR
 from vivace.errors import InvalidRequestError, OverloadedError
 
 DEVICE = Capacity(batch=8, running=16, queue=2, kv_pages=100, flow_pages=50)
@@ -232,13 +233,14 @@ def test_all_tokens_of_a_first_chunk_in_one_step_and_the_others_step_along():
         (8, 5000, {}, [8]),
         (9, 5000, {}, [*range(1, 10)]),
         (2, 200, {}, [1, 2]),
-        (2, 5000, {"tokens_until_audio": 250}, [1, 2]),
+        (2, 5000, {"tokens_until_audio": FAR}, [2]),
+        (2, 5000, {"tokens_until_audio": FAR, "opens_segment": False}, [1, 2]),
         (2, 5000, {"first_ms": 9_500, "audio_ms": 920}, [1, 2]),
         (2, 5000, {"waits_for_text": True}, [1]),
     ],
 )
 def test_few_who_have_something_to_play_wait_for_a_first_chunk(rows, credit_ms, state, expected):
-    """Not for a request that is spoken as a whole, or waits for its text, and not where many step along."""
+    """Not longer for a request that is spoken as a whole, or waits for its text, and not where many step along."""
     scheduler = make(quiet_rows=0)
     for request_id in range(1, rows):
         scheduler.add(playing(request_id, credit_ms, tokens_until_audio=25))

@@ -278,7 +278,9 @@ class Scheduler:
             burst = max(burst, self.capacity.beside_tokens)
         first = max(burst, policy.first_tokens)
         others_wait = len(ready) <= policy.first_rows and any(
-            ticket.first_ms < 0 < ticket.tokens_until_audio <= first and not ticket.waits_for_text
+            ticket.first_ms < 0 < ticket.tokens_until_audio
+            and (ticket.opens_segment or ticket.tokens_until_audio <= first)
+            and not ticket.waits_for_text
             for _, _, _, ticket in ready
         )
         prompts = policy.max_prompts
