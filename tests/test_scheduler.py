@@ -219,11 +219,11 @@ def test_whoever_waits_for_room_gets_it_sooner_when_steps_are_full():
 
 
 def test_all_tokens_of_a_first_chunk_in_one_step_and_the_others_step_along():
-    scheduler = make(quiet_rows=0, first_rows=0)
+    scheduler = make(quiet_rows=0, first_rows=0, crowd_rows=1)
     scheduler.add(playing(1, 500, tokens_until_audio=25))
     assert scheduler.plan(10_000).decode == ((1, 16),)
     scheduler.add(Ticket(2, tokens_until_audio=28, submitted_ms=9_990))
-    assert dict(scheduler.plan(10_000).decode) == {1: 16, 2: 28}
+    assert dict(scheduler.plan(10_000).decode) == {1: 32, 2: 28}
 
 
 @pytest.mark.parametrize(

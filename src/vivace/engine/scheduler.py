@@ -270,19 +270,22 @@ class Scheduler:
         """Rows that step together: all that may, up to the tokens that their next hop needs.
 
         A first chunk gets all its tokens in one step. Few rows step faster than many, so that others who have something
-        to play wait for that step where they are few; many step along.
+        to play wait for that step where they are few; a crowd steps along, since the step lasts as long anyway.
         """
         policy, chunk = self.policy, self.capacity.chunk_tokens
         burst = policy.burst_tokens
         if len(ready) <= policy.quiet_rows:
             burst = max(burst, self.capacity.beside_tokens)
         first = max(burst, policy.first_tokens)
-        others_wait = len(ready) <= policy.first_rows and any(
+        others_wait = any(
             ticket.first_ms < 0 < ticket.tokens_until_audio
             and (ticket.opens_segment or ticket.tokens_until_audio <= first)
             and not ticket.waits_for_text
             for _, _, _, ticket in ready
         )
+        if others_wait and len(ready) > policy.crowd_rows:
+            burst = first
+        others_wait = others_wait and len(ready) <= policy.first_rows
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:

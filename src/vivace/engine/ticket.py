@@ -125,7 +125,7 @@ class Policy:
         burst_tokens: most tokens one row decodes in a step, so that who comes meanwhile does not wait for long;
             first_tokens: before its first audio, as many as a first chunk needs.
         first_rows: with at most so many rows those that have more than ``urgent_ms`` to play wait while a first chunk's
-            tokens are decoded.
+            tokens are decoded; crowd_rows: with more than so many all rows get as many tokens then.
         quiet_rows: so few streams do not wait for larger hops, and may decode beside a launch of the flow.
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
             launch of its own.
@@ -149,6 +149,7 @@ class Policy:
     burst_tokens: int = 16
     first_tokens: int = 32
     first_rows: int = 8
+    crowd_rows: int = 16
     quiet_rows: int = 4
     max_prompts: int = 5
     max_pending_chunks: int = 8

@@ -17,7 +17,6 @@ from vivace.models.conformer_lm import ConformerLM
 from vivace.models.conformer_packed import ConformerWeights, DistanceOps, PlainDistanceOps
 from vivace.models.lm_launches import PAGE_TOKENS, Launch, RowPrompt
 from vivace.models.lm_ops import PlainOps
-from vivace.models.lm_packed import FUSED_ROWS
 from vivace.models.lm_paged import PagedLM
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ class PagedConformer(PagedLM):
 
     prompt_buckets = PROMPT_BUCKETS
     plain_ops = PlainDistanceOps
+    fused_rows = 1  # measured with one row only
 
     @torch.no_grad()
     def _pack(self, lm: AnyLM, max_positions: int) -> None:
@@ -105,6 +105,6 @@ class PagedConformer(PagedLM):
                 return torch.cat(
                     [conformer_packed.scores(self._distance_ops, *arguments, one) for one in each]
                 )
-        elif self.deterministic or rows <= FUSED_ROWS:
+        elif self.deterministic or rows <= self.fused_rows:
             return conformer_packed.fused_scores(cast("RelativeOps", self.ops), *arguments, slots)
         return conformer_packed.scores(self._distance_ops, *arguments, slots)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vivace.kernels.lm_launch import KernelOps
     from vivace.models.lm_ops import RowOps
 
-FUSED_ROWS = 1
+FUSED_ROWS = 2
 """Up to so many rows, matrix-vector kernels with their norms and sums inside are fastest."""
 
 _HEAD_ROWS = 64  # rows of the head are padded to a multiple, so that its products are aligned

@@ -81,6 +81,8 @@ class PagedLM:
 
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     plain_ops: type[PlainOps] = PlainOps
+    fused_rows = FUSED_ROWS
+    """Up to so many rows, kernels with their norms and sums inside are faster than the library's products."""
 
     def __init__(
         self,
@@ -423,6 +425,6 @@ class PagedLM:
                 each = (slots[row : row + 1] for row in range(rows))
                 return torch.cat([lm_packed.scores(self.ops, self.weights, self.pool, one) for one in each])
             return lm_packed.scores(self.ops, *arguments)
-        if self.deterministic or rows <= FUSED_ROWS:
+        if self.deterministic or rows <= self.fused_rows:
             return lm_packed.fused_scores(self.ops, *arguments)
         return lm_packed.scores(self.ops, *arguments)
