@@ -35,6 +35,8 @@ FIGURES = {
     "vocoder_ms_per_second": ("vocoder, ms per second of audio", "{:,.3g}"),
     "ttfb_ms": ("first audio, ms", "{:,.3g}"),
     "rtf": ("real-time factor", "{:.3g}"),
+    "audio_seconds_per_second": ("side by side, s of audio a second", "{:,.0f}"),
+    "memory_per_stream_bytes": ("memory of a stream, bytes", "{:,.3g}"),
 }
 
 
@@ -89,7 +91,9 @@ def limits(row: Row) -> str | None:
         return None
     stacks = []
     for name, (label, form) in FIGURES.items():
-        entry = measured["figures"][name]
+        entry = measured["figures"].get(name)
+        if entry is None or entry["percent_of_floor"] is None:
+            continue
         said = f"{form.format(entry['measured'])}, floor {form.format(entry['floor'])}"
         stacks.append(Stack(label, ((entry["percent_of_floor"], FLOOR_COLOUR),), said))
     stacks.append(Stack("floor", ((100.0, GAP_COLOUR),), "100 %"))

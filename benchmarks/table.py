@@ -78,7 +78,7 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
     return [
         checkpoint(3, 13),
         # Time to ready with no compiled code at hand, then with all of it: start_s of the two.
-        Step("single-cold", 66, 180, start, full, makes="cache", clears=("cache",)),
+        Step("single-cold", 35, 180, start, full, makes="cache", clears=("cache",)),
         Step("single", 16, 120, f"{single} -m full {SINGLE} --timeline timeline.svg --long-seconds 32", full),
         Step("single-warm", 12, 60, start, ("checkpoint", "single-cold")),
         Step("serving-streams", 155, 220, f"{SERVING} --streams 1,32,128,300,400", full),
@@ -113,9 +113,9 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
         throughput(2, "bfloat16"),
         throughput(1, "bfloat16"),
         *(compare(generation, reference) for generation in (2, 1) if reference),
-        Step("limits", 24, 90, f"vivace limits -m full {HALF} --measure", full),
+        Step("limits", 35, 90, f"vivace limits -m full {HALF} --measure", full),
         throughput(3, "bfloat16"),
-        Step("profile", 35, 90, f"vivace bench profile -m full {HALF} --out profile", full),
+        Step("profile", 20, 90, f"vivace bench profile -m full {HALF} --out profile", full),
         Step(
             "batch",
             60,
@@ -147,7 +147,7 @@ def cpu_steps(*, judge: bool) -> list[Step]:
     full = ("checkpoint",)
     return [
         Step("single-mini", 75, 600, f"vivace bench single {SINGLE}"),
-        Step("limits", 25, 180, "vivace limits --measure"),
+        Step("limits", 40, 180, "vivace limits --measure"),
         Step("profile", 30, 180, "vivace bench profile --out profile"),
         Step("throughput", 90, 600, "vivace bench throughput"),
         Step(
