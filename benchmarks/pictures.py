@@ -36,8 +36,10 @@ FIGURES = {
     "ttfb_ms": ("first audio, ms", "{:,.3g}"),
     "rtf": ("real-time factor", "{:.3g}"),
     "audio_seconds_per_second": ("side by side, s of audio a second", "{:,.0f}"),
-    "memory_per_stream_bytes": ("memory of a stream, bytes", "{:,.3g}"),
+    "memory_per_stream_bytes": ("memory of a stream, MB", "{:,.0f}"),
 }
+MEGA = {"memory_per_stream_bytes"}
+"""Figures drawn in millions."""
 
 
 SAME = ("hardware", "torch", "model", "precision", "audio_seconds", "loop", "max_streams", "voices")
@@ -94,7 +96,8 @@ def limits(row: Row) -> str | None:
         entry = measured["figures"].get(name)
         if entry is None or entry["percent_of_floor"] is None:
             continue
-        said = f"{form.format(entry['measured'])}, floor {form.format(entry['floor'])}"
+        unit = 1e6 if name in MEGA else 1.0
+        said = f"{form.format(entry['measured'] / unit)}, floor {form.format(entry['floor'] / unit)}"
         stacks.append(Stack(label, ((entry["percent_of_floor"], FLOOR_COLOUR),), said))
     stacks.append(Stack("floor", ((100.0, GAP_COLOUR),), "100 %"))
     return picture([stack_chart(f"In percent of the {measured['format']} floor", stacks)], foot_of(row))
