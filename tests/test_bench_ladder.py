@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -18,11 +19,12 @@ from typer.testing import CliRunner
 
 from benchmarks import pictures
 from tests.test_bench_llm import random_lm
-from vivace.bench import ladder
+from vivace.bench import ladder, ladder_measure
 from vivace.bench.ladder_compare import compared
 from vivace.bench.ladder_lm import DecodeTimes, EagerDecoder, LMInput, StaticDecoder, draw_in_loop
+from vivace.bench.ladder_measure import Measurer
 from vivace.bench.ladder_quality import BEST_SNR_DB, snr_db
-from vivace.bench.ladder_rungs import RUNGS, Switches, plan_ladder
+from vivace.bench.ladder_rungs import RUNGS, Plan, Switches, plan_ladder
 from vivace.bench.ladder_setup import open_setup
 from vivace.bench.ladder_speech import Hops, Stages, TokenBox, WholeFlow
 from vivace.bench.ladder_store import FIGURES, Store
@@ -493,6 +495,33 @@ def test_compiled_and_captured_steps_draw_the_same_tokens(compiled, graphs):
             found.append([token for burst in bursts for token in burst])
     assert len(found[0]) == 12
     assert all(tokens == found[0] for tokens in found)
+
+
+def test_the_flow_is_compiled_before_anything_else_runs(setup, monkeypatch):
+    """With a thread that decodes beside it, tracing fails at times."""
+    order = []
+    compiled = [False]
+
+    @contextmanager
+    def compiling(flow):
+        compiled[0] = True
+        yield
+
+    speak, step = Stages.speak, WholeFlow.step
+    monkeypatch.setattr(ladder_measure, "compiled_blocks", compiling)
+    monkeypatch.setattr(
+        ladder_measure, "open_decoder", lambda lm, *_: EagerDecoder(lm, keep_states=False, sampling="device")
+    )
+    monkeypatch.setattr(Stages, "speak", lambda self, phrase: order.append("speak") or speak(self, phrase))
+
+    def noted(self, tokens, *, is_last):
+        order.append("last" if is_last else "first")
+        return step(self, tokens, is_last=is_last)
+
+    monkeypatch.setattr(WholeFlow, "step", noted)
+    Measurer(setup, 1).measure(Plan(RUNGS[7], "alone", Switches(compiled=True, waiting="event")))
+    assert compiled[0]
+    assert order[:3] == ["first", "last", "speak"]
 
 
 def test_who_waits_for_tokens_hears_of_the_end_and_of_faults():

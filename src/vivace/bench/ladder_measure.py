@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vivace.bench import ladder_quality as quality
 from vivace.bench.ladder_lm import open_decoder
 from vivace.bench.ladder_setup import LIMITS, Setup, fix_length
-from vivace.bench.ladder_speech import Hops, Phrase, Spoken, Stages
+from vivace.bench.ladder_speech import Hops, Phrase, Spoken, Stages, WholeFlow
 from vivace.datatypes import SamplingParams
 from vivace.engine.compile_ahead import compile_ahead
 from vivace.engine.engine import Engine
@@ -95,6 +95,7 @@ class Measurer:
                 stack.enter_context(sdpa_kernel(list(PLANLESS)))
             if switches.compiled:
                 stack.enter_context(compiled_blocks(flow))
+                self._compile(flow)
             stages = Stages(config, setup.voice, switches, decoder, flow, setup.vocoder)
             self._warm_up(stages)
             runs, peak = self._speak_all(stages.speak)
@@ -112,6 +113,12 @@ class Measurer:
         if key not in self._decoders:
             self._decoders[key] = open_decoder(lm, switches, self._setup.capacity)
         return self._decoders[key]
+
+    def _compile(self, flow: FlowModel) -> None:
+        """Compiles a flow before the speech LM has a thread: while one traces, compiled code fails in another."""
+        whole = WholeFlow(flow, self._setup.voice)
+        whole.step(self._tokens[: WARM_TOKENS - 1], is_last=False)
+        whole.step(self._tokens, is_last=True)
 
     def _warm_up(self, stages: Stages) -> None:
         """A short phrase; all of them where shapes are compiled or captured."""
