@@ -23,6 +23,7 @@ from vivace import __version__
 from vivace.audio.formats import WavWriter
 from vivace.audio.pcm import UNKNOWN_SIZE, wav_header
 from vivace.cli.end_signals import end_signals_cancel_task, end_signals_held
+from vivace.cli.speech import standard_input
 from vivace.datatypes import SamplingParams
 from vivace.engine import open_voices
 from vivace.environment import cpu_threads, engine_environment
@@ -78,6 +79,39 @@ def test_say_reads_standard_input_and_repeats_itself(vivace, random_model_folder
         code, _, _ = vivace("say", "-", *options, "-o", tmp_path / name, stdin="Hi.\n")
         assert code == 0
     assert (tmp_path / "one.wav").read_bytes() == (tmp_path / "two.wav").read_bytes()
+
+
+class _Pipe(io.RawIOBase):
+    """Standard input whose writer sends one piece at a time and never says that a line has ended."""
+
+    def __init__(self, *pieces):
+        self.pieces = list(pieces)
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = self.pieces.pop(0) if self.pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def test_say_takes_standard_input_before_a_line_ends(monkeypatch):
+    pipe = _Pipe(b"Hello, my na", b"me is Zo\xc3", b"\xab.\r", b"\nYes.")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe), encoding="utf-8"))
+    pieces = standard_input()
+    assert next(pieces) == "Hello, my na"
+    assert len(pipe.pieces) == 3
+    assert "".join(pieces) == "me is Zoë.\nYes."
+
+
+@pytest.mark.parametrize("sent", [(b"Hello \xff there.",), (b"Hello.\n", b"Zo\xc3")])
+def test_say_refuses_standard_input_that_is_not_utf8(vivace, random_model_folder, tmp_path, sent):
+    stdin = io.TextIOWrapper(io.BufferedReader(_Pipe(*sent)), encoding="utf-8")
+    code, _, errors = vivace("say", "-", "-m", random_model_folder, "-o", tmp_path / "no.wav", stdin=stdin)
+    assert code == 1
+    assert errors == ["vivace: Standard input is not valid UTF-8. (invalid_utf8)"]
+    assert not (tmp_path / "no.wav").exists()
 
 
 def test_say_writes_other_formats_and_clones(vivace, random_model_folder, recording, tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from dataclasses import replace
+from io import IncrementalNewlineDecoder, TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +74,7 @@ def say(
     _check_one_voice(voice, prompt_audio, prompt_text)
     check_consent(prompt_audio, consent)
     request = SynthesisRequest(
-        text=_standard_input() if text == ["-"] else " ".join(text),
+        text=standard_input() if text == ["-"] else " ".join(text),
         voice=voice,
         instruction=instruction,
         cross_lingual=cross_lingual,
@@ -104,10 +106,17 @@ def _check_one_voice(voice: str | None, prompt_audio: Path | None, prompt_text: 
         )
 
 
-def _standard_input() -> Iterator[str]:
+def standard_input() -> Iterator[str]:
+    """What has come so far, as soon as there is any: a language model ends no line for a long while."""
+    stdin = sys.stdin
+    if not isinstance(stdin, TextIOWrapper):
+        yield from stdin
+        return
+    decoder = IncrementalNewlineDecoder(getincrementaldecoder("utf-8")(), translate=True)
     try:
-        while piece := sys.stdin.readline():
-            yield piece
+        while piece := stdin.buffer.read1():
+            yield decoder.decode(piece)
+        yield decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         raise InvalidTextError("standard input is not valid UTF-8", code="invalid_utf8") from None
 
