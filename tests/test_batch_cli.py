@@ -117,7 +117,7 @@ def test_an_id_reaches_the_terminal_without_control_codes(vivace, write, random_
         ((".", "--out", "out"), 1, "is a folder, not a jobs file"),
         (("JOBS", "--out", "JOBS"), 1, "File exists"),
         (("JOBS", "--out", "JOBS/out"), 1, "Not a directory"),
-        (("JOBS", "--out", "out", "--format", "wave"), 1, "unsupported_value"),
+        (("JOBS", "--out", "out", "--format", "wave"), 1, "vivace: format must be one of mp3, opus"),
         (("JOBS", "--out", "out", "--speed", "9"), 1, "value_out_of_range"),
         (("JOBS", "--out", "out", "-m", "MISSING"), 2, "no such model folder"),
     ],

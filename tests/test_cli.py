@@ -158,7 +158,9 @@ def test_say_speaks_to_standard_output(vivace, standard_output, random_model_fol
     assert errors[-2].startswith("-: ")
     code, audio, errors = standard_output("--format", "pcm")
     assert (code, audio, len(errors)) == (0, samples, 1)
-    assert standard_output("--format", "ogg")[:2] == (1, b"")
+    code, audio, errors = standard_output("--format", "ogg")
+    assert (code, audio) == (1, b"")
+    assert errors[0].startswith("vivace: --format must be one of mp3, opus")
 
 
 def test_say_does_not_speak_to_a_terminal(standard_output):

@@ -234,17 +234,21 @@ class ResamplingEncoder(StreamEncoder):
         return self._inner.encode(rest) + self._inner.finish()
 
 
-def check_stream_format(name: str) -> StreamFormat:
+def check_stream_format(name: str, param: str = "response_format") -> StreamFormat:
     """The format of that name, if this installation can make it.
+
+    Args:
+        param: what the caller knows the name as.
 
     Raises:
         InvalidRequestError: ``unsupported_value``.
     """
     if name not in STREAM_FORMATS:
-        raise _unsupported(f"response_format must be one of {', '.join(STREAM_FORMATS)}")
+        raise _unsupported(f"{param} must be one of {', '.join(STREAM_FORMATS)}", param)
     if name == "aac" and find_spec("av") is None:
         raise _unsupported(
-            "AAC needs PyAV where the speech is made (pip install 'vivace-tts[containers]'); ask for mp3 or opus"
+            "AAC needs PyAV where the speech is made (pip install 'vivace-tts[containers]'); ask for mp3 or opus",
+            param,
         )
     return name
 
@@ -299,5 +303,5 @@ def _whole_wav(rate_hz: int, pcm: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", riff_size) + header[8:] + pcm + tail
 
 
-def _unsupported(what: str) -> InvalidRequestError:
-    return InvalidRequestError(what, code="unsupported_value", param="response_format")
+def _unsupported(what: str, param: str = "response_format") -> InvalidRequestError:
+    return InvalidRequestError(what, code="unsupported_value", param=param)

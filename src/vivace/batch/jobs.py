@@ -81,7 +81,7 @@ class BatchJob:
         if not isinstance(self.request.text, str):
             raise InvalidTextError("text must be a string", code="invalid_type", param="text")
         check_request(self.request, _LIMITS)
-        check_stream_format(self.format)
+        check_stream_format(self.format, "format")
         if self.prompt_text and self.prompt_audio is None:
             raise InvalidRequestError(
                 "prompt_text says what prompt_audio holds; give both", param="prompt_text"

@@ -89,7 +89,7 @@ def check_target(out: Path, audio_format: str | None) -> Target:
             code="unsupported_value",
             param="out",
         )
-    return Target(out, check_stream_format(audio_format or "wav"))
+    return Target(out, check_stream_format(audio_format or "wav", "--format"))
 
 
 def write_stream(stream: SpeechStream, target: Target, rate_hz: int, estimate: Estimate) -> SynthesisResult:
