@@ -104,6 +104,27 @@ def test_eight_chunks_at_once_equal_the_whole(launched, count, prompt, sizes):
     check_equals_whole(device, launched, count, prompt, sizes)
 
 
+@pytest.mark.parametrize(("pages", "sizes"), [(1, [1]), (3, [4]), (6, [4, 2]), (7, [8]), (8, [8])])
+@pytest.mark.parametrize("streams", [1, 8])
+def test_with_few_pages_a_wave_takes_them_all_and_no_memory_beyond(launched, pages, sizes, streams):
+    """The blocks that its chunks throw away afterwards are counted: eight, however many streams a launch has."""
+    free = DeviceFlow(flow())
+    page, block = free.pool.page_bytes, free.start.pool.page_bytes
+    limit = pages * (page + block) + 8 * block + free._padding_pool.page_bytes
+    device = DeviceFlow(flow(), max_bytes=limit, max_streams=streams, waves=(2, 4, 8))
+    assert device.pool.most_pages == pages
+    device.warm_up(pages * 2 * CHUNK)
+    launched.clear()
+    check_equals_whole(device, launched, pages * CHUNK, 3, sizes)
+    pools = device.pool, device.start.pool, device._padding_pool
+    assert sum(pool.num_pages * pool.page_bytes for pool in pools) <= limit
+    stream = device.open(EMBEDDING, prompt_mel(3))
+    with pytest.raises(SynthesisError, match="no memory left"):
+        device.step(stream, tokens_of(pages * CHUNK + 1), True)
+    assert (stream.pages, stream.length, stream.waiting, device.pages_in_use) == ([], 0, [], 0)
+    device.close(stream)
+
+
 def check_equals_whole(device, launched, count, prompt, sizes):
     stream = device.open(EMBEDDING, prompt_mel(prompt))
     tokens = tokens_of(count)

@@ -168,6 +168,28 @@ def test_a_stream_alone_may_decode_all_that_its_next_launch_needs():
     assert scheduler.plan(10_010).decode == ((1, 15),)
 
 
+def test_a_stream_in_company_decodes_no_further_ahead_than_its_next_hop():
+    """However many chunks of a lone one share a launch: the others wait for tokens that nobody needs yet."""
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    for request_id in (1, 2):
+        scheduler.add(playing(request_id, 5000, tokens_until_audio=5, spare_tokens=0))
+    assert scheduler.plan(10_000).decode == ((1, 16), (2, 16))
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    for request_id in (1, 2):
+        scheduler.add(playing(request_id, 5000, spare_tokens=150))
+    assert scheduler.plan(10_000).decode == ()
+
+
+@pytest.mark.parametrize(("audio_ms", "chunks"), [(999, 1), (1000, 2)])
+def test_a_player_has_something_to_play_before_chunks_share_a_launch(audio_ms, chunks):
+    """And the policy's own ``wave_ms`` counts before that of the stages."""
+    scheduler = make(Capacity(batch=16, pack=16, wave=2, wave_ms=5000), wave_ms=100, single_ms=1000)
+    ticket = playing(1, 0, spare_tokens=50)
+    ticket.first_ms, ticket.audio_ms = 10_000, audio_ms
+    scheduler.add(ticket)
+    assert scheduler.plan(10_010).render == ((1, chunks),)
+
+
 def test_a_stream_alone_has_its_first_chunk_at_once():
     scheduler = make(ALONE)
     scheduler.add(Ticket(1, tokens_until_audio=0, spare_tokens=200, opens_segment=False))
@@ -246,6 +268,28 @@ def test_few_who_have_something_to_play_wait_for_a_first_chunk(rows, credit_ms, 
         scheduler.add(playing(request_id, credit_ms, tokens_until_audio=25))
     scheduler.add(Ticket(rows, submitted_ms=9_990, **{"tokens_until_audio": 28, **state}))
     assert sorted(decoded(scheduler.plan(10_000))) == expected
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"), [(32, [3]), (33, [1, 2, 3])], ids=["one step will do", "it takes several"]
+)
+def test_few_wait_for_who_has_begun_where_one_step_brings_its_tokens(missing, expected):
+    scheduler = make(quiet_rows=0)
+    for request_id in (1, 2):
+        scheduler.add(playing(request_id, 5000, tokens_until_audio=25))
+    scheduler.add(Ticket(3, tokens_until_audio=missing, opens_segment=False, submitted_ms=9_990))
+    assert sorted(decoded(scheduler.plan(10_000))) == expected
+
+
+@pytest.mark.parametrize(("rows", "burst"), [(16, 16), (17, 32)])
+def test_a_crowd_steps_along_with_a_first_chunk(rows, burst):
+    scheduler = make(Capacity(batch=8, running=32))
+    for request_id in range(1, rows):
+        scheduler.add(playing(request_id, 5000, tokens_until_audio=25))
+    scheduler.add(Ticket(rows, tokens_until_audio=28, submitted_ms=9_990))
+    counts = dict(scheduler.plan(10_000).decode)
+    assert counts.pop(rows) == 28
+    assert set(counts.values()) == {burst}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ AHEAD = replace(POLICY, max_ahead_ms=3000, max_pending_chunks=50)
         (7, PLAIN, POLICY),
         (8, replace(NORMAL, running=3, queue=1), POLICY),
         (9, replace(NORMAL, running=2, wave=4), POLICY),
+        (10, replace(TIGHT, batch=16, running=3, wave=8, wave_ms=200), POLICY),
+        (11, NORMAL, replace(POLICY, first_rows=1, crowd_rows=2)),
     ],
 )
 def test_a_million_steps(seed, capacity, policy):
