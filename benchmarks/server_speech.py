@@ -142,9 +142,8 @@ def run(model: str, device: str, dtype: str, levels: Sequence[int], seconds: flo
             code = server.end()
     return {
         "bench": "server_speech",
-        "hardware": hardware(
-            device
-        ),  # takes memory of a GPU, so it is asked once the server has given that back
+        # Takes memory of a GPU, so it is asked once the server has given that back.
+        "hardware": hardware(device),
         "torch": torch.__version__,
         "model": Path(model).name,
         "precision": dtype,
@@ -155,8 +154,14 @@ def run(model: str, device: str, dtype: str, levels: Sequence[int], seconds: flo
     }
 
 
+def is_sound(document: dict[str, Any]) -> bool:
+    """Whether every level was heard, each of its requests whole, and the server ended as it should."""
+    loads = document["loads"]
+    return not document["exit_code"] and all(entry["requests"] and not entry["failed"] for entry in loads)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints; 1 if a request failed."""
+    """Measures, prints; 1 where the document is not sound."""
     parser = argparse.ArgumentParser(description="Speech of a real server over loopback.")
     parser.add_argument("--model", default="mini", help="folder, or mini")
     parser.add_argument("--device", default="cpu")
@@ -164,14 +169,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", default="1,2", help="listeners, one level after the other")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each level, behind its ramp")
     options = parser.parse_args(arguments)
-    levels = [int(part) for part in options.streams.split(",")]
+    parts = [part.strip() for part in options.streams.split(",")]
+    levels = [int(part) if part.isdecimal() else 0 for part in parts]
     if sys.platform != "linux":
         parser.error("this benchmark reads /proc, so it needs Linux")
     if not all(1 <= level <= 1000 for level in levels):
         parser.error("--streams takes numbers from 1 to 1000")
+    if not 1 <= options.seconds <= 3600:
+        parser.error("--seconds takes a number from 1 to 3600")
     document = run(options.model, options.device, options.dtype, levels, options.seconds)
     print(json.dumps(document))
-    return 1 if any(entry["failed"] for entry in document["loads"]) else 0
+    return 0 if is_sound(document) else 1
 
 
 if __name__ == "__main__":
