@@ -13,6 +13,7 @@ import torch
 from tests.helpers import noise_voice, quiet_engine, speech_like_wav
 from vivace import (
     CancelledRequestError,
+    Engine,
     InvalidRequestError,
     InvalidTextError,
     InvalidVoiceError,
@@ -32,6 +33,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.errors import ModelFolderError
 from vivace.layers.stretch import MelStretch
 from vivace.models.speech_lm import SpeechLM
+from vivace.text import library
 
 BRIEF = "Hi."
 """Its speech ends before the first chunk border."""
@@ -729,6 +731,15 @@ def test_wrong_text_is_refused_before_any_work(engine, ask, text, code):
     assert caught.value.code == code
 
 
+def test_asynchronous_text_is_told_where_it_belongs(engine, ask):
+    async def pieces():
+        yield "Hello."
+
+    with pytest.raises(InvalidTextError, match=r"AsyncEngine\.stream\(request, text=pieces\)") as caught:
+        engine.stream(ask(pieces()))
+    assert (caught.value.code, caught.value.param) == ("invalid_type", "text")
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -968,6 +979,14 @@ def test_a_voice_can_be_warmed_before_its_first_request(random_model_folder):
         kept = prompts[voice]
         next(engine.stream(SynthesisRequest("Hello there.", voice=voice)))
         assert prompts[voice] is kept
+
+
+def test_an_engine_that_warms_up_has_the_library_that_reads_numbers(random_model_folder, tmp_path):
+    """It takes longer to load than all the work in front of a first chunk."""
+    library.load.cache_clear()
+    for warm_up in (False, True):
+        Engine.open(random_model_folder, voices_folder=tmp_path, warm_up=warm_up).close()
+        assert library.load.cache_info().currsize == warm_up
 
 
 @pytest.mark.parametrize("name", ["cross_lingual", "stream"])

@@ -475,6 +475,14 @@ def test_failures_of_the_library_leave_the_text(counted):
     assert normalize("他有17只狗") == "他有一七只狗"
 
 
+def test_a_library_that_cannot_be_loaded_stops_no_engine(monkeypatch):
+    def load():
+        raise ImportError
+
+    monkeypatch.setattr(library, "load", load)
+    library.warm_up()
+
+
 def test_the_time_limit_leaves_the_rules(counted):
     limits = Limits(normalize_seconds=-1.0)
     assert (

@@ -37,6 +37,7 @@ from vivace.engine.silence import is_audio_near_silent
 from vivace.engine.stages import Stages
 from vivace.errors import InvalidRequestError, SynthesisError
 from vivace.models.lm_launches import BUCKETS
+from vivace.text import library
 
 if TYPE_CHECKING:
     from vivace.audio.decode import AudioSource
@@ -125,7 +126,8 @@ class Engine:
             voices_folder: where stored voices live; None takes the user's folder.
             tokenizer: where to take the text tokenizer from instead of the model folder: a folder with Qwen2's
                 files, or the rank file that CosyVoice-300M needs and does not bring.
-            warm_up: run a few tokens through every stage, so that the first request is as fast as the second.
+            warm_up: run a few tokens through every stage and load the library that reads numbers, so that the first
+                request is as fast as the second.
             max_streams: requests that run at once, 1 to 256; twice as many may wait. On a CUDA device more take longer
                 to warm up; None takes ``FEW_STREAMS`` there, and 64 without a queue on a CPU.
             deterministic: on a CUDA device, the same request gives the same samples in any company. Slow in company
@@ -154,6 +156,7 @@ class Engine:
             assets, max_streams=max_streams, deterministic=deterministic, host_memory_gb=host_memory_gb
         )
         if warm_up:
+            library.warm_up()
             engine.warm_up()
         return engine
 

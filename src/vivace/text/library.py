@@ -1,7 +1,7 @@
 """The door to ``wetext``, the normalisation library: loaded on first use, bounded, never raising.
 
 ``import wetext`` reads about 20 grammars (0.35 s), so it happens at the first text that needs it or in
-:func:`load`, which an engine calls while the weights are read. One call costs 0.3 to 2 ms for a clause. The
+:func:`warm_up`, which an engine calls when it opens. One call costs 0.3 to 2 ms for a clause. The
 library raises assertion errors for some inputs (``#5``, NUL, very long amounts)
 and its time grows with the square of the length, hence short pieces and a fallback.
 """
@@ -9,6 +9,7 @@ and its time grows with the square of the length, hence short pieces and a fallb
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,12 @@ def load() -> Any:
     from wetext import Normalizer
 
     return Normalizer(operator="tn", remove_interjections=False, remove_erhua=False, full_to_half=False)
+
+
+def warm_up() -> None:
+    """Loads the library before a text needs it; if that fails, texts are read without it, as ever."""
+    with suppress(Exception):
+        load()
 
 
 @lru_cache(maxsize=8192)
