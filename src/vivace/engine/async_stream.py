@@ -96,7 +96,7 @@ class AsyncSpeechStream(AsyncIterator[AudioChunk]):
         return summarise(self._live, samples)
 
     async def collect(self) -> SynthesisResult:
-        """Takes all chunks and returns them joined, with the figures."""
+        """Takes the chunks that are left and returns them joined, with the figures of the whole request."""
         return self.summary(join([chunk.samples async for chunk in self]))
 
     async def _begin(self) -> LiveRequest:

@@ -7,7 +7,7 @@ changes afterwards can change the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,12 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
                 code="input_too_long",
                 param="text",
             )
+    elif isinstance(text, AsyncIterable):
+        raise InvalidTextError(
+            "text comes asynchronously: give it to AsyncEngine.stream(request, text=pieces)",
+            code="invalid_type",
+            param="text",
+        )
     elif isinstance(text, bytes) or not isinstance(text, Iterable):
         raise InvalidTextError("text must be a str or an iterable of str", code="invalid_type", param="text")
     check_speed(request.speed, limits)

@@ -59,7 +59,7 @@ class SpeechStream(Iterator[AudioChunk]):
         return summarise(self._live, samples)
 
     def collect(self) -> SynthesisResult:
-        """Takes all chunks and returns them joined, with the figures."""
+        """Takes the chunks that are left and returns them joined, with the figures of the whole request."""
         return self.summary(join([chunk.samples for chunk in self]))
 
 
