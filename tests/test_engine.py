@@ -14,6 +14,7 @@ from tests.helpers import noise_voice, quiet_engine, speech_like_wav
 from vivace import (
     CancelledRequestError,
     Engine,
+    InvalidAudioError,
     InvalidRequestError,
     InvalidTextError,
     InvalidVoiceError,
@@ -937,6 +938,20 @@ def test_a_voice_that_is_not_there_or_not_of_this_model(engine, ask, config, voi
     )
     with pytest.raises(InvalidVoiceError):
         engine.stream(ask(voice=beyond))
+
+
+@pytest.mark.parametrize(
+    ("source", "code"), [(b"", "invalid_audio"), (7, "invalid_type"), ("SHORT", "audio_too_short")]
+)
+def test_a_wrong_recording_is_named_as_its_caller_names_it(engine, voice, source, code):
+    if source == "SHORT":
+        source = speech_like_wav(seconds=0.5)
+    calls = {"source": engine.transform, "prompt_audio": engine.make_voice}
+    for param, call in calls.items():
+        with pytest.raises(InvalidAudioError) as caught:
+            call(source)
+        assert (caught.value.code, caught.value.param) == (code, param)
+        assert "Prompt audio" not in caught.value.message
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [729]])

@@ -65,7 +65,7 @@ def decode_audio(
     given: object = source
     if not isinstance(given, bytes | str | os.PathLike):
         raise InvalidAudioError(
-            "Prompt audio must be the path of a file, or its bytes.", code="invalid_type", param=_PARAM
+            "The recording must be the path of a file, or its bytes.", code="invalid_type", param=_PARAM
         )
     data = source if isinstance(source, bytes) else _read_file(source, limits.prompt_file_bytes)
     if len(data) > limits.prompt_file_bytes:
@@ -107,12 +107,12 @@ def check_prompt_audio(samples: Float32, rate_hz: int, limits: Limits) -> Float3
     if len(samples) < limits.prompt_seconds_min * rate_hz:
         raise refuse(
             "audio_too_short",
-            f"Prompt audio must last at least {limits.prompt_seconds_min:g} s; 5 to 15 s work best.",
+            f"The recording must last at least {limits.prompt_seconds_min:g} s; for a voice 5 to 15 s work best.",
         )
     if len(samples) > limits.prompt_seconds_max * rate_hz:
         raise refuse(
             "audio_too_long",
-            f"Prompt audio must last at most {limits.prompt_seconds_max:g} s; 5 to 15 s work best.",
+            f"The recording must last at most {limits.prompt_seconds_max:g} s; for a voice 5 to 15 s work best.",
         )
     if not np.isfinite(samples).all():
         raise refuse("non_finite_samples", "The audio holds NaN or infinite samples. Export it again.")

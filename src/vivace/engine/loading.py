@@ -92,7 +92,7 @@ class Assets:
         return self._pool.submit(make).result()
 
     def speech_tokens(self, audio: AudioSource) -> list[int]:
-        """Speech tokens of a recording, for voice conversion."""
+        """Speech tokens of a recording, for voice conversion. An ``InvalidAudioError`` names it ``source``."""
         tokenizer = self._open_speech_tokenizer()
 
         def encode() -> list[int]:
@@ -102,7 +102,10 @@ class Assets:
                 raise InvalidAudioError("the audio holds no speech that could be encoded", param="source")
             return tokens
 
-        return self._pool.submit(encode).result()
+        try:
+            return self._pool.submit(encode).result()
+        except InvalidAudioError as error:
+            raise InvalidAudioError(error.message, code=error.code, param="source") from None
 
     def missing_error(self, feature: str) -> ModelFolderError:
         """What the folder lacks for ``feature``."""
