@@ -954,6 +954,17 @@ def test_a_wrong_recording_is_named_as_its_caller_names_it(engine, voice, source
         assert "Prompt audio" not in caught.value.message
 
 
+@pytest.mark.parametrize("cut", [str, list])
+def test_text_tokens_count_from_the_first_chunk(engine, ask, cut):
+    text = "Hello there, how are you on this fine day?"
+    with engine.stream(ask(cut(text))) as stream:
+        next(stream)
+        so_far = stream.summary().num_text_tokens
+        whole = stream.collect().num_text_tokens
+    assert 0 < so_far <= whole
+    assert whole == engine.synthesize(ask(cut(text))).num_text_tokens
+
+
 @pytest.mark.parametrize("tokens", [[], [-1], [729]])
 def test_wrong_tokens_are_refused(engine, voice, tokens):
     with pytest.raises(InvalidRequestError):

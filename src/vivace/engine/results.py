@@ -72,6 +72,9 @@ def summarise(live: LiveRequest, samples: Samples | None = None) -> SynthesisRes
     """The figures of a request so far."""
     audio_seconds = live.num_samples / live.sample_rate_hz
     wall_ms = live.wall_ms if live.is_done else live.elapsed_ms()
+    num_text_tokens, entry = live.num_text_tokens, live.segment_input
+    if entry is not None and not live.is_done:  # the segment that is being spoken
+        num_text_tokens += entry.num_text_tokens
     return SynthesisResult(
         samples=join([]) if samples is None else samples,
         sample_rate_hz=live.sample_rate_hz,
@@ -80,7 +83,7 @@ def summarise(live: LiveRequest, samples: Samples | None = None) -> SynthesisRes
         wall_ms=wall_ms,
         rtf=wall_ms / 1e3 / audio_seconds if audio_seconds else 0.0,
         tps=live.num_speech_tokens / live.times.lm_ms * 1e3 if live.times.lm_ms else 0.0,
-        num_text_tokens=live.num_text_tokens,
+        num_text_tokens=num_text_tokens,
         num_speech_tokens=live.num_speech_tokens,
         num_segments=live.num_segments,
         finish_reason=live.finish_reason or "cancelled",
