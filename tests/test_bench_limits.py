@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from benchmarks import pictures
 from benchmarks.steps import ROOT
 from vivace.bench import floors, limits, limits_measure
 from vivace.bench.floors import Ceilings
+from vivace.bench.limits_measure import Spoken, Together
+from vivace.bench.progress import Count
 from vivace.bench.single import Bench
 from vivace.bench.throughput import Load, serve
 from vivace.cli import app
@@ -154,6 +157,58 @@ def test_floors_are_counted_at_the_length_that_was_spoken(random_model_folder):
     kept = [document["measured"]["figures"]["memory_per_stream_bytes"]["floor"] for document in (short, long)]
     work = limits.Work(**short["work"])
     assert kept[1] - kept[0] == 4 * 2 * (50 * work.flow_kept + 25 * work.lm_kept)
+
+
+def test_each_figure_has_the_floor_of_what_was_spoken():
+    """The streams' throughput is bounded by their number, first audio by its tokens and the voice's frames."""
+    spoken = Spoken(
+        text_tokens=20,
+        prompt_tokens=75,
+        prompt_frames=150,
+        first_tokens=28,
+        context_tokens=157,
+        context_frames=274,
+    )
+    best = limits_measure._best(H200, spoken, 32, 5.0)
+    context = {"context": 157, "context_frames": 274}
+    first_s = H200.ttfb_s(28, 75, text_tokens=20, context_frames=150)
+    assert best["audio_seconds_per_second"] == pytest.approx(H200.throughput(32, **context), abs=0.01)
+    assert best["rtf"] == pytest.approx(1 / H200.throughput(1, **context), abs=1e-6)
+    assert best["ttfb_ms"] == pytest.approx(1e3 * first_s, abs=1e-3)
+    assert best["tps"] == pytest.approx(1 / H200.lm_step_s(context=157), abs=0.1)
+    assert best["flow_ms_per_second"] == pytest.approx(1e3 * H200.flow_s(context_frames=274), abs=1e-4)
+    assert best["memory_per_stream_bytes"] == H200.stream_bytes(75, text_tokens=20, seconds=5.0)
+
+
+def test_times_of_stages_are_for_a_second_of_audio():
+    def result(times, tps):
+        stages = SimpleNamespace(flow_ms=times, vocoder_ms=times / 10)
+        return SimpleNamespace(audio_seconds=4.0, tps=tps, ttfb_ms=times, rtf=times, times=stages)
+
+    results = [result(20.0, 1000.0), result(40.0, 3000.0), result(400.0, 2000.0)]
+    found = limits_measure._found(results, Together(286.0, None))
+    assert found == {
+        "tps": 2000.0,
+        "flow_ms_per_second": 10.0,
+        "vocoder_ms_per_second": 1.0,
+        "ttfb_ms": 40.0,
+        "rtf": 40.0,
+        "audio_seconds_per_second": 286.0,
+        "memory_per_stream_bytes": None,
+    }
+
+
+def test_what_is_spoken_is_told_by_the_models_own_borders(random_model_folder):
+    """The utterance that warms up does not count."""
+    told = []
+    bench = Bench(str(random_model_folder), "cpu", torch.float32, 1.0)
+    config, voice = bench.assets.model.config, bench.assets.default_voice
+    results, spoken = limits_measure._one_by_one(bench, 2, Count(lambda *step: told.append(step), 3))
+    assert (len(results), told[-1]) == (2, ("one stream", 3, 3))
+    prompt = len(voice.speech_tokens)
+    border = config.chunk_tokens - prompt % config.chunk_tokens
+    assert spoken.first_tokens == border + config.flow.lookahead_tokens
+    assert (spoken.prompt_tokens, spoken.prompt_frames) == (prompt, config.flow.num_frames(prompt))
 
 
 def test_a_shorter_context_lowers_the_floors():

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from vivace import Engine, SamplingParams, SynthesisRequest
+from vivace.engine import device_stages
 from vivace.engine.device_stages import DeviceStages
+from vivace.engine.lm_device import LMDevice
 from vivace.errors import CancelledRequestError, OverloadedError
+from vivace.models import flow_device
+from vivace.models.device_kinds import make_device_flow
 
 TEXT = "Hello there. It is five past eight."
 
@@ -34,6 +38,23 @@ def held(stages):
         stages.flow._flow.pages_in_use - prompts,
         3 - len(stages.vocoder._free),
     )
+
+
+@pytest.mark.parametrize("runs_beside", [True, False])
+def test_the_scheduler_knows_how_much_audio_a_chunk_of_a_wave_needs(paged, monkeypatch, runs_beside):
+    """As the flow says; where tokens are made beside its work, a stream does not wait for more chunks."""
+    assets = paged[0]._assets
+    costs = {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4}
+    monkeypatch.setattr(flow_device, "launch_costs", lambda *_: costs)
+    monkeypatch.setattr(flow_device, "_MEASURED_WAVE_MS", 321)
+    monkeypatch.setattr(LMDevice, "runs_beside", property(lambda _: runs_beside))
+    monkeypatch.setattr(
+        device_stages, "make_device_flow", lambda flow, *_, **__: make_device_flow(flow, None, 8)
+    )
+    capacity = DeviceStages.build(assets.model, assets.limits, max_rows=3).capacity
+    assert capacity.wave == (1 if runs_beside else 8)
+    assert capacity.batch >= capacity.wave
+    assert runs_beside or capacity.wave_ms == 321
 
 
 def test_same_tokens_and_audio_as_the_plain_stages(plain, paged):
