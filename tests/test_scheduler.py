@@ -305,6 +305,32 @@ def test_few_rows_decode_as_long_as_a_launch_of_the_flow_takes(is_new, rows, bur
     assert max(count for _, count in scheduler.plan(10_000).decode) == burst
 
 
+@pytest.mark.parametrize("others", [1, 20])
+def test_who_is_spoken_as_a_whole_decodes_as_the_others_do(others):
+    """Whoever comes meanwhile does not wait for longer launches."""
+    scheduler = make(Capacity(batch=64))
+    scheduler.add(Ticket(1, tokens_until_audio=FAR, opens_segment=False))
+    for request_id in range(2, 2 + others):
+        scheduler.add(playing(request_id, 5000, tokens_until_audio=25))
+    assert {count for _, count in scheduler.plan(10_000).decode} == {16}
+
+
+def test_a_first_chunk_takes_as_many_tokens_as_a_burst_may_have():
+    scheduler = make(Capacity(batch=8, beside_tokens=50))
+    scheduler.add(Ticket(1, tokens_until_audio=40))
+    assert scheduler.plan(0).decode == ((1, 40),)
+
+
+def test_a_stream_alone_waits_for_no_more_chunks_than_a_step_may_have():
+    """Steps that take long are made smaller: then a launch of two is better than waiting for eight."""
+    scheduler = make(Capacity(batch=16, wave=8, wave_ms=200))
+    scheduler.limit.chunks = 2
+    ticket = playing(1, 0, spare_tokens=150)
+    ticket.first_ms, ticket.audio_ms = 10_000, 5920
+    scheduler.add(ticket)
+    assert scheduler.plan(10_010).render == ((1, 2),)
+
+
 def test_the_first_chunk_gets_its_tokens_and_no_more():
     scheduler = make()
     scheduler.add(Ticket(1, tokens_until_audio=13))

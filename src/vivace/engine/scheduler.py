@@ -209,7 +209,7 @@ class Scheduler:
             if room <= 0:
                 self.limit.was_cut = True
                 break
-            hop = self._wave(ticket, now_ms) if is_alone else self._hop(ticket, now_ms, is_quiet)
+            hop = self._wave(ticket, now_ms, room) if is_alone else self._hop(ticket, now_ms, is_quiet)
             hop = min(hop, room)
             left = max(0, ticket.flow_pages - ticket.held_pages)
             # When pages are scarce fewer chunks may do where many do not.
@@ -246,14 +246,14 @@ class Scheduler:
         is_enough = known >= wanted or is_quiet or ticket.is_complete or ticket.waits_for_text
         return min(known, wanted) if is_enough else 0
 
-    def _wave(self, ticket: Ticket, now_ms: int) -> int:
+    def _wave(self, ticket: Ticket, now_ms: int, room: int) -> int:
         """``_hop`` of a stream that has the engine to itself, whose chunks cost less together: 1, 2, 4 … of them.
 
         The more audio was handed over the more, so that the same request has the same launches every time.
         """
         policy = self.policy
         wave_ms = self.capacity.wave_ms if policy.wave_ms is None else policy.wave_ms
-        most = min(self.capacity.wave, ticket.audio_ms // wave_ms)
+        most = min(self.capacity.wave, room, ticket.audio_ms // wave_ms)
         if ticket.first_ms < 0 or ticket.audio_ms < policy.single_ms or ticket.credit_ms(now_ms) < wave_ms:
             most = 1
         wanted = 1 << (max(1, most).bit_length() - 1)
@@ -277,22 +277,16 @@ class Scheduler:
         if len(ready) <= policy.quiet_rows:
             burst = max(burst, self.capacity.beside_tokens)
         first = max(burst, policy.first_tokens)
-        others_wait = any(
-            ticket.first_ms < 0 < ticket.tokens_until_audio
-            and (ticket.opens_segment or ticket.tokens_until_audio <= first)
-            and not ticket.waits_for_text
-            for _, _, _, ticket in ready
-        )
-        if others_wait and len(ready) > policy.crowd_rows:
+        is_first_due = any(_misses_first(ticket, first) for _, _, _, ticket in ready)
+        if is_first_due and len(ready) > policy.crowd_rows:
             burst = first
-        others_wait = others_wait and len(ready) <= policy.first_rows
+        others_wait = is_first_due and len(ready) <= policy.first_rows
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:
             if ticket.is_complete or ticket.waits_for_text:
                 continue
-            is_new = ticket.first_ms < 0
-            if others_wait and not is_new and ticket.credit_ms(now_ms) > policy.urgent_ms:
+            if others_wait and ticket.credit_ms(now_ms) > policy.urgent_ms:
                 continue
             if ticket.opens_segment:
                 if prompts == 0 or ticket.tokens_until_audio == 0:
@@ -304,7 +298,9 @@ class Scheduler:
             ahead = (hop + next_hop - 1) * chunk if ticket.first_ms >= 0 or hop else 0
             most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
             if most > 0:
-                decode.append((ticket.request_id, min(first if is_new else burst, most)))
+                decode.append(
+                    (ticket.request_id, min(first if _misses_first(ticket, first) else burst, most))
+                )
                 ticket.served = self._step
         return decode
 
@@ -339,6 +335,12 @@ class Scheduler:
 
     def _wake_at(self, time_ms: int) -> None:
         self.wake_ms = time_ms if self.wake_ms is None else min(self.wake_ms, time_ms)
+
+
+def _misses_first(ticket: Ticket, tokens: int) -> bool:
+    """Whether so many tokens bring a request to its first audio, as far as that is known before its prompt."""
+    is_near = ticket.opens_segment or ticket.tokens_until_audio <= tokens
+    return is_near and ticket.first_ms < 0 < ticket.tokens_until_audio
 
 
 def _order(entry: _Ready) -> tuple[int, int, int]:

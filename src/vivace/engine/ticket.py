@@ -129,7 +129,7 @@ class Policy:
         quiet_rows: so few streams do not wait for larger hops, and may decode beside a launch of the flow.
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
             launch of its own.
-        max_pending_chunks: undelivered chunks at which a request pauses.
+        max_pending_chunks: undelivered chunks at which a request pauses, each as large as it was handed over.
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
         max_hop_chunks: chunks of one stream in a step while its playback is safe and others are there; safe_ms: credit
             per chunk of it.
