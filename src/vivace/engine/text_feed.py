@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING
 
 from vivace.engine.interleave import Interleaver
 from vivace.text.normalize import finish_sentence
+from vivace.text.split import ends_sentence
 
 if TYPE_CHECKING:
     from vivace.config import SpeechLMConfig
     from vivace.engine.frontend import Frontend, SpokenPart
     from vivace.engine.request import SynthesisRequest
     from vivace.voice import Voice
+
+
+EARLY_ENDS = (8, 24)
+"""Text tokens with which the first segments of a streamed text end where a sentence does. An open segment is spoken
+when there is text for all of the prompt's speech and some more; one that has ended is spoken at once."""
 
 
 class TextReader:
@@ -118,6 +124,7 @@ class TextFeed:
         self._interleaved = None if isinstance(request.text, str) else frontend.interleaving
         self._segments: deque[SegmentInput] = deque()
         self._open: tuple[SegmentInput, Interleaver] | None = None
+        self._early_ends = list(EARLY_ENDS)
         self._finished = False
 
     @property
@@ -181,8 +188,11 @@ class TextFeed:
         segment.words.append(text)
         segment.text_tokens.extend(tokens)
         interleaver.push_text(tokens)
+        if self._early_ends and interleaver.num_text_tokens >= self._early_ends[0] and ends_sentence(text):
+            self._close_open()
 
     def _close_open(self) -> None:
         if self._open is not None:
             self._open[1].finish()
             self._open = None
+            del self._early_ends[:1]

@@ -47,6 +47,11 @@ def split_text(text: str, count_tokens: CountTokens, max_tokens: int) -> list[st
     return [segment.strip() for segment in _merge(pieces, count_tokens, max_tokens) if segment.strip()]
 
 
+def ends_sentence(text: str) -> bool:
+    """Whether a sentence is over at the end of ``text``, closing quotation marks and spaces behind it or not."""
+    return _STOP.search(text[-40:]) is not None
+
+
 def _sentences(text: str) -> list[str]:
     """Whole sentences: clauses joined up to a sentence end."""
     sentences: list[str] = []
@@ -59,7 +64,7 @@ def _sentences(text: str) -> list[str]:
         clause = text[start : start + end]
         current += clause
         start += end
-        if _STOP.search(current[-40:]) or "\n" in clause[len(clause.rstrip()) :]:
+        if ends_sentence(current) or "\n" in clause[len(clause.rstrip()) :]:
             sentences.append(current)
             current = ""
     if current:
