@@ -114,6 +114,13 @@ def test_say_refuses_standard_input_that_is_not_utf8(vivace, random_model_folder
     assert not (tmp_path / "no.wav").exists()
 
 
+def test_say_refuses_words_beside_standard_input(vivace, random_model_folder, tmp_path):
+    code, _, errors = vivace("say", "-", "Hi.", "-m", random_model_folder, "-o", tmp_path / "no.wav")
+    assert code == 1
+    assert "give it alone" in errors[0]
+    assert not (tmp_path / "no.wav").exists()
+
+
 def test_say_writes_other_formats_and_clones(vivace, random_model_folder, recording, tmp_path):
     out = tmp_path / "clone.flac"
     code, _, _ = vivace(

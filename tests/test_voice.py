@@ -587,6 +587,8 @@ def test_export_and_import(registry, tmp_path):
     path.write_bytes(b"x" * 100)
     with pytest.raises(InvalidVoiceError):
         other.import_voice(path, "third")
+    with pytest.raises(InvalidVoiceError, match=r"there is no file .*anna-file$"):
+        other.import_voice(tmp_path / "anna-file")
 
 
 def test_empty_registry_makes_no_folder(tmp_path):

@@ -73,6 +73,8 @@ def say(
     target = check_target(out, audio_format)
     _check_one_voice(voice, prompt_audio, prompt_text)
     check_consent(prompt_audio, consent)
+    if "-" in text and len(text) > 1:
+        raise InvalidRequestError("'-' stands for standard input: give it alone, or the text", param="text")
     request = SynthesisRequest(
         text=standard_input() if text == ["-"] else " ".join(text),
         voice=voice,

@@ -26,7 +26,7 @@ from vivace.voice.file import (
     save_voice,
     sync_folder,
 )
-from vivace.voice.value import Voice, check_voice_name
+from vivace.voice.value import Voice, check_voice_name, invalid_voice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -262,6 +262,8 @@ class VoiceRegistry:
         Raises:
             InvalidVoiceError: the file is damaged or no voice. VoiceExistsError: the name is taken.
         """
+        if not path.exists():
+            raise invalid_voice(f"there is no file {path}")
         voice = load_voice(path)
         if name is not None:
             voice = replace(voice, name=name)
@@ -330,4 +332,7 @@ def _entry(voice: Voice, name: str, kind: Literal["built-in", "stored"]) -> Voic
 
 
 def _not_found() -> VoiceNotFoundError:
-    return VoiceNotFoundError("There is no voice of this name; `vivace voice list` shows all.", param="voice")
+    return VoiceNotFoundError(
+        "There is no voice of this name; `vivace voice list`, or GET /v1/audio/voices of a server, shows all.",
+        param="voice",
+    )
