@@ -55,6 +55,7 @@ def test_the_scheduler_knows_how_much_audio_a_chunk_of_a_wave_needs(paged, monke
     assert capacity.wave == (1 if runs_beside else 8)
     assert capacity.batch >= capacity.wave
     assert runs_beside or capacity.wave_ms == 321
+    assert capacity.quiet_tokens == (32 if runs_beside else 0)
 
 
 def test_same_tokens_and_audio_as_the_plain_stages(plain, paged):

@@ -315,6 +315,14 @@ def test_who_is_spoken_as_a_whole_decodes_as_the_others_do(others):
     assert {count for _, count in scheduler.plan(10_000).decode} == {16}
 
 
+@pytest.mark.parametrize(("rows", "burst"), [(4, 32), (5, 16)])
+def test_few_rows_decode_a_whole_chunk_where_that_is_beside_the_other_stages(rows, burst):
+    scheduler = make(Capacity(batch=8, quiet_tokens=32))
+    for request_id in range(1, rows + 1):
+        scheduler.add(playing(request_id, 2000, tokens_until_audio=25))
+    assert {count for _, count in scheduler.plan(10_000).decode} == {burst}
+
+
 def test_a_first_chunk_takes_as_many_tokens_as_a_burst_may_have():
     scheduler = make(Capacity(batch=8, beside_tokens=50))
     scheduler.add(Ticket(1, tokens_until_audio=40))

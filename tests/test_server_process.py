@@ -132,7 +132,7 @@ def test_both_services_convert_alike(real, random_model_folder):
 
     (ours, our_codes), (theirs, their_codes) = asyncio.run(here()), real.run(convert)
     assert our_codes == their_codes
-    assert our_codes[1] == ("payload_too_large", "prompt_audio")
+    assert our_codes[1] == ("payload_too_large", "source")
     for mine, other in zip(ours, theirs, strict=True):
         assert len(mine) > 0
         np.testing.assert_array_equal(mine, other)

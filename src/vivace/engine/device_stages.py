@@ -71,6 +71,7 @@ _FLOW_SHARE = 0.75  # of the memory that is free then, for pages of the flow
 _TEXT_POSITIONS = 1024  # of a row, beyond the longest speech
 _CACHE_SHARE = 0.1  # of the device's free memory for keys and values of the speech LM
 _TYPICAL_POSITIONS = 2048
+_QUIET_TOKENS = 32  # a chunk's, and those under way beyond
 _BESIDE_CHUNKS = 2  # whose tokens are made in the time of a launch of the older generations' flows
 
 _log = logging.getLogger(__name__)
@@ -322,6 +323,7 @@ class DeviceStages:
             kv_pages=lm.rows.num_free_pages,
             flow_pages=pages,
             chunk_tokens=config.chunk_tokens,
+            quiet_tokens=_QUIET_TOKENS if lm.runs_beside else 0,
             beside_tokens=beside,
         )
         return cls(lm, flow, vocoder, model.vocoder, capacity)

@@ -275,7 +275,7 @@ class Scheduler:
         policy, chunk = self.policy, self.capacity.chunk_tokens
         burst = policy.burst_tokens
         if len(ready) <= policy.quiet_rows:
-            burst = max(burst, self.capacity.beside_tokens)
+            burst = max(burst, self.capacity.quiet_tokens, self.capacity.beside_tokens)
         first = max(burst, policy.first_tokens)
         is_first_due = any(_misses_first(ticket, first) for _, _, _, ticket in ready)
         if is_first_due and len(ready) > policy.crowd_rows:

@@ -98,8 +98,9 @@ class Capacity:
         host_pages: pages of the flow that host memory has room for; 0: nothing is swapped.
         host_cache: pages of the speech LM's cache that it has room for.
         chunk_tokens: speech tokens of a chunk.
-        beside_tokens: tokens that a row may decode beside a launch of the flow while hardly anybody else does, where
-            that takes longer than ``Policy.burst_tokens``.
+        quiet_tokens: tokens that a row may decode in a step while hardly anybody else does, where they are made beside
+            the other stages; with less than a chunk's the speech LM would wait for these.
+        beside_tokens: likewise beside a launch of the flow that takes longer than that.
     """
 
     batch: int = 1
@@ -113,6 +114,7 @@ class Capacity:
     host_pages: int = 0
     host_cache: int = 1 << 60
     chunk_tokens: int = 25
+    quiet_tokens: int = 0
     beside_tokens: int = 0
 
 

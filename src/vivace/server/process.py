@@ -168,7 +168,7 @@ class ProcessService:
     async def make_voice(
         self, prompt_audio: bytes, prompt_text: str = "", *, name: str = "clone", consent: bool = False
     ) -> Voice:
-        self._check_size(prompt_audio)
+        self._check_size(prompt_audio, "prompt_audio")
         child = await self._ready_child()
         header = {"kind": "make_voice", "text": prompt_text, "name": name, "consent": consent}
         voice: Voice = await self._ask(child, header, prompt_audio)
@@ -219,7 +219,7 @@ class ProcessService:
                 "text must be a str; stream pieces apart", code="invalid_type", param="text"
             )
         if source is not None:
-            self._check_size(source)
+            self._check_size(source, "source")
         voice = await self._find_voice(request.voice)
         child = await self._ready_child()
         sent = self._supervisor.sent
@@ -316,13 +316,13 @@ class ProcessService:
 
     # -- bookkeeping -------------------------------------------------------------------------------------------
 
-    def _check_size(self, recording: bytes) -> None:
+    def _check_size(self, recording: bytes, param: str) -> None:
         limit = self._supervisor.settings.limits.prompt_file_bytes
         if len(recording) > limit:
             raise InvalidAudioError(
                 f"The audio file is larger than {limit} bytes. Cut it, or send FLAC or MP3.",
                 code="payload_too_large",
-                param="prompt_audio",
+                param=param,
             )
 
     async def _find_voice(self, voice: str | Voice | None) -> str | Voice | None:
