@@ -45,6 +45,7 @@ class ServerProcess:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", output.readline())
         if found is None:
             self._process.kill()
+            self._process.wait()
             raise RuntimeError("the server did not start")
         self.port = int(found[1])
         self.pid = self._process.pid
