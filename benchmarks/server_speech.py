@@ -28,6 +28,7 @@ from benchmarks.load.client import BYTES_PER_SECOND, Heard, speak
 from benchmarks.load.phases import percentiles
 from benchmarks.load.server import ServerProcess
 from vivace.bench.common import hardware
+from vivace.bench.serving_player import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,28 +39,18 @@ ROOM = 2
 """Streams that the server has room for, per listener: those that wait for their playback hold none."""
 
 
-class Window:
-    """When requests count."""
-
-    def __init__(self, begins_s: float, seconds: float) -> None:
-        self.begins_s, self.ends_s = begins_s, begins_s + seconds
-
-    def holds(self, sent_s: float) -> bool:
-        """Whether a request that was sent then counts."""
-        return self.begins_s <= sent_s < self.ends_s
-
-
 async def listen(
     port: int, first_s: float, window: Window, seeds: itertools.count[int], heard: list[Heard], *, plays: bool
 ) -> None:
     """One listener, until the window ends.
 
     Args:
-        first_s: when it asks for the first time. heard: gets the answers that count.
+        first_s: when it asks for the first time. window: when a request that is sent counts.
+        heard: gets the answers that count.
         plays: it asks again when what it heard would have been played.
     """
     await asyncio.sleep(max(0.0, first_s - time.perf_counter()))
-    while (sent_s := time.perf_counter()) < window.ends_s:
+    while (sent_s := time.perf_counter()) < window.end_s:
         answer = await speak(port, TEXT, next(seeds))
         if window.holds(sent_s):
             heard.append(answer)
@@ -72,7 +63,7 @@ async def load(server: ServerProcess, streams: int, seconds: float, ramp_s: floa
     """So many listeners; figures of the requests of ``seconds``, after ``ramp_s`` in which all have begun."""
     rng, seeds, heard = random.Random(streams), itertools.count(streams * 100_000), list[Heard]()
     begun_s = time.perf_counter()
-    window = Window(begun_s + ramp_s, seconds)
+    window = Window(begun_s + ramp_s, begun_s + ramp_s + seconds)
     plays = streams > 1
     tasks = [
         asyncio.create_task(

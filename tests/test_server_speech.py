@@ -39,11 +39,6 @@ def test_figures_are_those_of_whole_answers():
     assert (found["ttfb_ms"]["p50"], found["ttfb_ms"]["max"]) == (30.0, 40.0)
 
 
-def test_requests_count_while_the_window_is_open():
-    window = server_speech.Window(10.0, 2.0)
-    assert [window.holds(sent) for sent in (9.9, 10.0, 11.9, 12.0)] == [False, True, True, False]
-
-
 def test_what_was_not_heard_whole_is_not_sound():
     """Nor is a level of which no request counts, nor a server that fails at its end."""
     heard = {"requests": 3, "failed": 0}

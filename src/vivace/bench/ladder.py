@@ -27,13 +27,11 @@ from vivace.bench.ladder_setup import TOKENS, Setup, check_tokens, open_setup
 from vivace.bench.ladder_store import FIGURES, Store
 from vivace.bench.limits import Floors, count_work, describe, formats, vocoder_format
 from vivace.bench.llm import limited
+from vivace.bench.progress import Progress
 from vivace.errors import InvalidRequestError
 
 LONGEST_S = {"cuda": 600.0, "cpu": 7200.0}
 """Of one rung, by kind of device, compiling included: what takes longer never ends."""
-
-Progress = Callable[[str, int, int], None]
-"""Called before each measurement: its title, how many are done, how many there are."""
 
 MOST_CUTS = 3
 """Runs that ended in the midst of a rung, after which it is not tried again."""

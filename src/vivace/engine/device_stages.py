@@ -35,7 +35,7 @@ from vivace.models.device_kinds import (
 )
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow, WholeItem
-from vivace.models.flow_paged import MelHandle, PagedStream
+from vivace.models.flow_paged import MelHandle, PagedFlow, PagedStream
 from vivace.models.hift_device import DeviceVocoder, is_supported
 from vivace.models.host_samples import PendingSamples
 
@@ -310,14 +310,15 @@ class DeviceStages:
             if paged.pool.most_pages is not None and max_bytes is not None:
                 pages = paged.pool.most_pages - -(-kept // paged.pool.page_bytes)
         shared = paged if pieces is None else pieces  # launches of several streams
-        waves, beside = {"wave": 1}, 0
+        wave, wave_ms, beside = 1, PagedFlow.wave_ms, 0
         if shared is not None and (shared.gains_by_waiting or not lm.runs_beside):
-            waves = {"wave": shared.most_in_wave, "wave_ms": shared.wave_ms}
+            wave, wave_ms = shared.most_in_wave, shared.wave_ms
             beside = _BESIDE_CHUNKS * config.chunk_tokens if lm.runs_beside else 0
         capacity = Capacity(
-            batch=max(2, waves["wave"], min(MOST_CHUNKS, max_rows)),
+            batch=max(2, wave, min(MOST_CHUNKS, max_rows)),
             pack=min(shared.max_streams, most) if shared is not None else 1,
-            **waves,
+            wave=wave,
+            wave_ms=wave_ms,
             running=max_rows,
             queue=QUEUE_PER_ROW * max_rows,
             kv_pages=lm.rows.num_free_pages,

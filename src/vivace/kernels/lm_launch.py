@@ -15,7 +15,6 @@ from vivace.kernels.row_state import RING, RowState
 TOP = 32
 """Largest ``top_k`` that the sampling kernels serve."""
 
-
 _JOINED = 128
 """Columns of the attention's result that one program joins: one a thread, for each waits for all its parts."""
 

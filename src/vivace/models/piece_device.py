@@ -18,7 +18,7 @@ from torch import Tensor
 from vivace.errors import SynthesisError
 from vivace.kernels.gpu import gpu_of
 from vivace.kernels.unet_reference import PlainUNetOps
-from vivace.models.flow_paged import FLAGS, MelHandle
+from vivace.models.flow_paged import FLAGS, MelHandle, PagedFlow
 from vivace.models.flow_pieces import PieceFlow, PieceStream, Window, stretched_places
 from vivace.models.piece_solver import PieceSolver, SolverParts, WindowRow
 
@@ -109,7 +109,7 @@ class DevicePieceFlow:
     """
 
     gains_by_waiting = True
-    wave_ms = 800
+    wave_ms = PagedFlow.wave_ms
     """Both as ``PagedFlow``."""
 
     def __init__(
