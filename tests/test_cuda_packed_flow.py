@@ -66,6 +66,32 @@ def test_launches_of_each_size(model, expected, size):
     assert flow.launches_halved == 0
 
 
+@pytest.mark.parametrize("size", SIZES[:5])
+def test_chunks_of_one_stream_in_a_launch(model, size):
+    """Whole ones, and a last one that is cut, behind none and behind one."""
+    flow = DeviceFlow(model, costs={1: 1.0, size: 1.0}, most_in_wave=16)
+    flow.warm_up(20 * 50)
+    exact = FlowModel(CONFIG).eval().cuda()
+    exact.load_state_dict(model.state_dict())
+    launches = []
+    run_launch = flow._run
+    flow._run = lambda works: launches.append(len(works)) or run_launch(works)
+    for count, first in ((25 * size, 0), (25 * size - 7, 0), (25 * size + 20, 28)):
+        tokens = [(5 * at * at + at) % 100 for at in range(count)]
+        stream = flow.open(torch.ones(192), torch.zeros(0, 80))
+        parts = [flow.step(stream, tokens[:first], False)] if first else []
+        launches.clear()
+        parts.append(flow.step(stream, tokens[first:], True))
+        assert launches == [size]
+        with torch.no_grad():
+            voice = torch.zeros(0, 80).cuda(), torch.ones(192).cuda()
+            wanted = exact.generate(torch.tensor(tokens).cuda(), *voice, True).squeeze(0).double()
+        noise = (torch.cat(parts, 1).double() - wanted).square().sum()
+        assert 10 * torch.log10(wanted.square().sum() / noise) > LEAST_DB
+        flow.close(stream)
+    assert flow.pages_in_use == 0
+
+
 def test_sizes_are_those_that_are_chosen():
     from vivace.kernels.dit_packed import CHOICES
 

@@ -63,18 +63,18 @@ SINGLE = dit_packed._single(16, 32, 128)
 @pytest.mark.parametrize(
     "ways", [(LIBRARY, WIDE, LIBRARY, ROWS), (SINGLE, WIDE, SINGLE, WIDE)], ids=["as 4", "as 2"]
 )
-def test_chunks_of_one_stream_at_several_steps(ways):
+def test_chunks_of_one_stream(ways):
     torch.manual_seed(5)
     config = dataclasses.replace(CONFIG, num_steps=2, dit=dataclasses.replace(CONFIG.dit, depth=1))
     model = FlowModel(config).eval().to(DEVICE)
     names = ("qkv", "add_attention", "ff_in", "add_ff")
     kernels = dit_packed.PackedKernels(2, {**AROUND, **dict(zip(names, ways, strict=True))})
-    flow = DeviceFlow(model, kernels=kernels, waves=(2,), use_graphs=False)
+    flow = DeviceFlow(model, kernels=kernels, most_in_wave=2, use_graphs=False)
     tokens = [(3 * at + 5) % 20 for at in range(2 * CHUNK_TOKENS - 1)]
     voice = torch.zeros(0, 80, device=DEVICE), torch.ones(192, device=DEVICE)
     flow.step(flow.open(voice[1], voice[0]), tokens[:CHUNK_TOKENS], True)  # the start is known from now on
     mel = flow.step(flow.open(voice[1], voice[0]), tokens, True)
-    assert list(flow._waves) == [2]
+    assert list(flow._solvers) == [1, 2]
     with torch.no_grad():
         wanted = model.generate(torch.tensor(tokens, device=DEVICE), *voice, True).squeeze(0)
     torch.testing.assert_close(mel, wanted, atol=2e-4, rtol=1e-4)

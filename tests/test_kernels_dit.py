@@ -47,8 +47,9 @@ class Case:
         at = torch.arange(groups)
         self.rows = Rows(
             CHUNK, look_back, starts.to(DEVICE), counts.to(DEVICE), steps.to(DEVICE),
-            table[at, current].to(DEVICE), table[at, (current - 1).clamp(min=0)].to(DEVICE), table.to(DEVICE),
-            self.block, 2 * layer, self.arena, lambda offset: self.arena[offset:], uniform,
+            table[at, current].to(DEVICE), table[at, (current - 1).clamp(min=0)].to(DEVICE),
+            torch.zeros(groups, dtype=torch.int32, device=DEVICE), table.to(DEVICE), self.block, 2 * layer, self.arena,
+            lambda offset: self.arena[offset:], uniform,
         )  # fmt: skip
         self.hidden = random(PADDED, dim)
 
@@ -132,6 +133,42 @@ def test_convolve(look_back):
     joined, following = (random(8, look_back + CHUNK, 64, seed=seed) for seed in (6, 7))
     positions = Positions(random(look_back + 1, 64, 16) / 8, random(64))
     both("convolve", case, (joined, positions, following), [following], tile=Tile(16, 16, 16))
+
+
+@pytest.mark.parametrize("first_chunk", [0, 1])
+@pytest.mark.parametrize("look_back", [3, 5, 8, 12])
+def test_groups_hand_on_what_the_next_chunks_look_back_on(look_back, first_chunk):
+    """Three chunks of one stream and one of another; look-backs of less than a chunk, of one, of several."""
+    case = Case(groups=4, look_back=look_back, dim=64, uniform=True)
+    chunks = torch.tensor([first_chunk, first_chunk + 1, first_chunk + 2, 2], device=DEVICE)
+    table = case.rows.table[[0, 0, 0, 3]]
+    at = torch.arange(4, device=DEVICE)
+    rows = case.rows._replace(
+        starts=(chunks * CHUNK).int(),
+        counts=torch.tensor([CHUNK, CHUNK, 2, CHUNK], dtype=torch.int32, device=DEVICE),
+        here=table[at, chunks],
+        before=table[at, (chunks - 1).clamp(min=0)],
+        ahead=torch.tensor([0, 1, 2, 0], dtype=torch.int32, device=DEVICE),
+        table=table,
+    )
+    x, weight, condition = random(4, CHUNK, MEL), random(64, MEL), random(4 * CHUNK, 64)
+    positions = Positions(random(look_back + 1, 64, 16) / 8, random(64))
+    arena, results = case.arena.clone(), []
+    for kernels, tile in ((dit, {"tile": Tile(16, 16, 32)}), (dit_reference, {})):
+        case.arena.copy_(arena)
+        first, second = (random(8, look_back + CHUNK, 64, seed=seed) for seed in (6, 7))
+        kernels.embed_input(rows, x, weight, condition, first, second, **tile)
+        kernels.convolve(rows, first, positions, second, **tile)
+        results.append([first[:4], second[:4], case.arena.clone()])
+    for kernel, plain in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, plain, atol=2e-4, rtol=1e-4)
+    joined = results[0][0]
+    for part in results[0][:2]:
+        assert torch.equal(
+            part[1, :look_back],
+            torch.cat((part[0, :look_back], part[0, look_back:]))[CHUNK : CHUNK + look_back],
+        )
+    assert not torch.equal(joined[3, :look_back], joined[2, CHUNK:])
 
 
 def test_convolve_add():

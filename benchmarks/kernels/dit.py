@@ -1,7 +1,8 @@
 """The flow at full size with random weights: milliseconds of a launch that makes a second of audio for each of its
 streams, and every kernel of a block.
 
-python -m benchmarks.kernels.dit [--frames 50 250 500 1000 1500] [--streams 1 2 4 8 12 16 24 32] [--general]
+python -m benchmarks.kernels.dit [--frames 50 250 500 1000 1500] [--streams 1 2 4 8 12 16 24 32]
+                                 [--waves 2 4 8 9 12 16] [--general]
 
 Needs a CUDA device. Launches of several streams are measured up to 500 frames. The ceiling (copy) is measured in the
 same run; the last line is one JSON document.
@@ -115,6 +116,24 @@ def chunk_rows(flow: DeviceFlow, lengths: list[int], counts: list[int], copy: fl
     return rows
 
 
+def wave_rows(flow: DeviceFlow, lengths: list[int], counts: list[int]) -> list[dict[str, Any]]:
+    """One row per number of successive chunks of one stream in a launch, and frames that lie before them."""
+    rows = []
+    for count in counts:
+        for frames in lengths:
+            (stream,) = streams_of(flow, 1)
+            grow(flow, [stream], frames)
+            tokens = torch.randint(0, 6561, (count * CHUNK_TOKENS,)).tolist()
+            flow.launch(stream, tokens, False).check()
+            us = device_us(functools.partial(flow.solver(count).run, True))
+            rows.append({"chunks": count, "behind_frames": frames, "ms": round(us / 1e3, 3)})
+            print(
+                f"{count:3d} chunks behind {frames:4d} frames {us / 1e3:8.3f} ms {us / 1e3 / count:7.3f} a chunk"
+            )
+            flow.close(stream)
+    return rows
+
+
 def wall_ms(flow: DeviceFlow) -> dict[str, float]:
     """Host's view of one chunk: until ``launch`` is back, and until the mel is there."""
     (stream,) = streams_of(flow, 1)
@@ -138,8 +157,8 @@ def block_kernels(
     dim, width = solver._hidden.shape[1], solver._inner.shape[1]
     heads, layer, rope = solver._config.dit.heads, solver._layout.layer, solver._weights.rope
     query, mixed, inner, hidden = solver._query, solver._mixed, solver._inner, solver._hidden
-    attended = solver._normed._replace(tiles=solver._part.calls.tiles("add_attention", dim))
-    fed = solver._normed._replace(tiles=solver._part.calls.tiles("add_ff", dim))
+    attended = solver._normed._replace(tiles=solver._calls.tiles("add_attention", dim))
+    fed = solver._normed._replace(tiles=solver._calls.tiles("add_ff", dim))
     return [
         ("qkv", lambda i, b: (fed, b.qkv, rope, query, heads, i * layer), 3 * dim * dim),
         ("attention", lambda i, _: (query, mixed, heads, i * layer), 4 * streams * length * dim),
@@ -159,7 +178,7 @@ def kernel_rows(flow: DeviceFlow, count: int, frames: int, copy: float) -> list[
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for index, block in blocks:
-                solver._part.calls(name, groups, *arguments(index, block))
+                solver._calls(name, groups, *arguments(index, block))
         us = device_us(graph.replay) / len(blocks)
         speed = 2 * elements / us / 1e3
         rows.append({"streams": count, "kernel": name, "us": round(us, 2), "gb_per_s": round(speed)})
@@ -176,13 +195,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, nargs="+", default=[50, 250, 500, 1000, 1500])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16, 24, 32])
+    parser.add_argument(
+        "--waves", type=int, nargs="*", default=[2, 4, 8, 9, 12, 16], help="chunks of one stream"
+    )
     parser.add_argument("--general", action="store_true", help="the Triton kernels where others are faster")
     options = parser.parse_args()
     model = random_flow()
     tokens = torch.randint(0, 6561, (250,))
     exact = model.generate(tokens.cuda(), torch.zeros(0, 80).cuda(), torch.ones(192).cuda(), True)
     kernels = dit if options.general else None
-    costs = dict.fromkeys({1, *options.streams}, 1.0)  # launches of just these sizes
+    costs = dict.fromkeys({1, *options.streams, *options.waves}, 1.0)  # launches of just these sizes
     flow = DeviceFlow(model.bfloat16(), kernels=kernels, max_streams=max(options.streams), costs=costs)
     del model
     started = time.perf_counter()
@@ -205,6 +227,7 @@ def main() -> None:
         "copy_gb_per_s": round(copy),
         "bytes_per_second_of_audio": flow.pool.page_bytes,
         "chunks": chunk_rows(flow, options.frames, options.streams, copy),
+        "waves": wave_rows(flow, [50, 150, 400], options.waves),
         "kernels_of_a_block": [
             row for count in options.streams for row in kernel_rows(flow, count, PACKED_FRAMES, copy)
         ],

@@ -1,7 +1,8 @@
 """Triton kernels of the streaming DiT; ``dit_reference`` holds their plain definitions.
 
 A *group* is the frames of one chunk in one guidance branch; the rows of all groups lie behind each other, and
-each group has its own pages, position and Euler step, so that chunks of several streams can share a launch.
+each group has its own pages, position and Euler step, so that chunks of several streams can share a launch, and
+successive chunks of one stream too: a kernel writes what the groups behind look back on, and the next one reads it.
 Five kernels make a block:
 
 1. ``qkv``: adaptive norm, joined projection, rotary embedding of head 0, keys and values into their page
@@ -191,8 +192,8 @@ def embed_input(
     dim, mel = weight.shape
     _launch(
         input_kernel, (rows.groups, dim // tile.columns), tile, pdl, x, weight, condition, first, second, rows.arena,
-        rows.starts, rows.steps, rows.here, rows.before, x.shape[0], rows.context_offset, rows.step_stride, N=dim,
-        MEL=mel, CHUNK=rows.chunk, LOOK_BACK=rows.look_back, **_blocks(tile),
+        rows.starts, rows.steps, rows.here, rows.before, rows.ahead, x.shape[0], rows.context_offset, rows.step_stride,
+        N=dim, MEL=mel, CHUNK=rows.chunk, LOOK_BACK=rows.look_back, **_blocks(tile),
     )  # fmt: skip
 
 
@@ -209,8 +210,8 @@ def convolve(
     _, dim, width = positions.weight.shape
     _launch(
         position_kernel, (rows.groups, dim // tile.columns), tile, pdl, joined, positions.weight, positions.bias,
-        following, rows.arena, rows.steps, rows.here, rows.context_offset, rows.step_stride, N=dim, WIDTH=width,
-        CHUNK=rows.chunk, LOOK_BACK=rows.look_back, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
+        following, rows.arena, rows.steps, rows.here, rows.ahead, rows.context_offset, rows.step_stride, N=dim,
+        WIDTH=width, CHUNK=rows.chunk, LOOK_BACK=rows.look_back, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
     )  # fmt: skip
 
 

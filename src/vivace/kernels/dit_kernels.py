@@ -260,7 +260,7 @@ def ff_in_kernel(
 @triton.jit
 def input_kernel(
     x_ptr, w_ptr, condition_ptr, first_ptr, second_ptr, arena_ptr, starts_ptr, steps_ptr, here_ptr, before_ptr,
-    streams, context_offset, step_stride,
+    ahead_ptr, streams, context_offset, step_stride,
     N: tl.constexpr, MEL: tl.constexpr, CHUNK: tl.constexpr, LOOK_BACK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -283,20 +283,49 @@ def input_kernel(
     total = total.to(arena_ptr.dtype.element_ty)
     joined = group * JOINED
     tl.store(first_ptr + (joined + LOOK_BACK + frame)[:, None] * N + columns[None, :], total, mask=inside)
+    _hand_on(
+        total, first_ptr, arena_ptr, steps_ptr, here_ptr, ahead_ptr, group, frame[:, None], columns[None, :],
+        context_offset, step_stride, N, CHUNK, LOOK_BACK,
+    )  # fmt: skip
+    # What the two convolutions look back on, out of the page before the launch; groups ahead hand on the rest.
+    ahead = tl.load(ahead_ptr + group)
     here = tl.multiple_of(tl.load(here_ptr + group) + inner, 16)
-    kept = LOOK_BACK + frame[:, None] - CHUNK
-    tl.store(arena_ptr + here + kept * N + columns[None, :], total, mask=inside & (kept >= 0))
-    # What the two convolutions look back on, out of the page before.
-    before = tl.multiple_of(tl.load(before_ptr + group) + inner, 16)
+    before = tl.multiple_of(tl.load(before_ptr + group - ahead) + inner, 16)
     row = tl.arange(0, triton.next_power_of_2(LOOK_BACK))[:, None]
-    known = (row < LOOK_BACK) & (tl.load(starts_ptr + group) > 0)
+    old_row = row + ahead * CHUNK
+    old_rows = old_row < LOOK_BACK
+    known = old_rows & (tl.load(starts_ptr + group - ahead) > 0)
     for index in tl.static_range(2):
         section = index * LOOK_BACK * N + columns[None, :]
-        old = tl.load(arena_ptr + before + section + row * N, mask=known, other=0.0)
+        old = tl.load(arena_ptr + before + section + old_row * N, mask=known, other=0.0)
         out_ptr = first_ptr if index == 0 else second_ptr
-        tl.store(out_ptr + (joined + row) * N + columns[None, :], old, mask=row < LOOK_BACK)
+        tl.store(out_ptr + (joined + row) * N + columns[None, :], old, mask=old_rows)
         kept = row - CHUNK
-        tl.store(arena_ptr + here + section + kept * N, old, mask=(row < LOOK_BACK) & (kept >= 0))
+        tl.store(arena_ptr + here + section + kept * N, old, mask=old_rows & (kept >= 0))
+
+
+@triton.jit
+def _hand_on(
+    x, joined_ptr, arena_ptr, steps_ptr, here_ptr, ahead_ptr, group, frame, columns, section, step_stride,
+    N: tl.constexpr, CHUNK: tl.constexpr, LOOK_BACK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Frames of a group into its page, as far as the next chunk looks back on them, and into the input and the pages of
+    groups behind it in the launch that are the stream's next chunks."""
+    inside = frame < CHUNK
+    for distance in tl.static_range((LOOK_BACK + CHUNK - 1) // CHUNK + 1):
+        to = group + distance
+        is_next = to < tl.num_programs(0)
+        is_next = is_next & (tl.load(ahead_ptr + to, mask=is_next, other=-1) >= distance)
+        if distance:
+            row = LOOK_BACK - distance * CHUNK + frame
+            at = (to * (LOOK_BACK + CHUNK) + row) * N + columns
+            tl.store(joined_ptr + at, x, mask=inside & is_next & (row >= 0))
+        if distance * CHUNK < LOOK_BACK:
+            step = tl.load(steps_ptr + to, mask=is_next, other=0).to(tl.int64)
+            page = tl.load(here_ptr + to, mask=is_next, other=0) + step * step_stride + section
+            row = LOOK_BACK - (distance + 1) * CHUNK + frame
+            at = tl.multiple_of(page, 16) + row * N + columns
+            tl.store(arena_ptr + at, x, mask=inside & is_next & (row >= 0))
 
 
 @triton.jit
@@ -329,7 +358,7 @@ def _mish(x):
 
 @triton.jit
 def position_kernel(
-    joined_ptr, w_ptr, bias_ptr, next_ptr, arena_ptr, steps_ptr, here_ptr, context_offset, step_stride,
+    joined_ptr, w_ptr, bias_ptr, next_ptr, arena_ptr, steps_ptr, here_ptr, ahead_ptr, context_offset, step_stride,
     N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LOOK_BACK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -343,10 +372,10 @@ def position_kernel(
     frame = tl.arange(0, BLOCK_M)[:, None]
     row = group * (LOOK_BACK + CHUNK) + LOOK_BACK + frame
     tl.store(next_ptr + row * N + columns[None, :], y, mask=frame < CHUNK)
-    inner = tl.load(steps_ptr + group).to(tl.int64) * step_stride + context_offset + LOOK_BACK * N
-    here = tl.multiple_of(tl.load(here_ptr + group) + inner, 16)
-    kept = LOOK_BACK + frame - CHUNK
-    tl.store(arena_ptr + here + kept * N + columns[None, :], y, mask=(frame < CHUNK) & (kept >= 0))
+    _hand_on(
+        y, next_ptr, arena_ptr, steps_ptr, here_ptr, ahead_ptr, group, frame, columns[None, :],
+        context_offset + LOOK_BACK * N, step_stride, N, CHUNK, LOOK_BACK,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -30,6 +30,7 @@ class Rows(NamedTuple):
         starts, counts: absolute first frame and valid frames of each stream, int32 ``[G]``.
         steps: Euler step of each group, int32 ``[G]``.
         here, before: block of the chunk at step 0, and that of the chunk before it, int64 ``[G]``.
+        ahead: how many groups right ahead of each are the stream's chunks before it, int32 ``[G]``.
         table: blocks of all chunks of the stream at step 0, int64 ``[G, pages]``.
         step_stride: elements from the block of one step to that of the next.
         context_offset: elements from the start of a block to what the position convolutions keep.
@@ -45,6 +46,7 @@ class Rows(NamedTuple):
     steps: Tensor
     here: Tensor
     before: Tensor
+    ahead: Tensor
     table: Tensor
     step_stride: int
     context_offset: int
@@ -212,7 +214,8 @@ def embed_input(
         weight: ``[D, mel]``.
         condition: what the other inputs add, float32 ``[M, D]``.
         first: gets the last ``L`` inputs before the chunk and those of the chunk, ``[G (or more), L + C, D]``.
-        second: gets the last ``L`` inputs of the second convolution; the rest comes from ``convolve``.
+        second: gets the last ``L`` inputs of the second convolution; the rest comes from ``convolve``, and so do those
+            that are made in this launch.
     """
     groups, back = rows.groups, rows.look_back
     hidden = x[torch.arange(groups) % x.shape[0]].to(weight.dtype).float() @ weight.float().T
@@ -236,9 +239,12 @@ def convolve(rows: Rows, joined: Tensor, positions: Positions, following: Tensor
     y = _convolve(rows, joined, positions).to(following.dtype)
     following[: rows.groups, rows.look_back :] = y
     size = rows.look_back * y.shape[-1]
-    for group, (here, step) in enumerate(_lists(rows.here, rows.steps)):
-        block = rows.resolve(here + step * rows.step_stride + rows.context_offset)
+    for group, (here, step, ahead) in enumerate(_lists(rows.here, rows.steps, rows.ahead)):
         first = max(0, rows.look_back - rows.chunk)  # what lies before was kept by ``embed_input``
+        if ahead:
+            following[group, : rows.look_back] = following[group - 1, rows.chunk :]
+            first = 0
+        block = rows.resolve(here + step * rows.step_stride + rows.context_offset)
         block[size : 2 * size].view(rows.look_back, -1)[first:] = following[group, rows.chunk + first :]
 
 

@@ -58,8 +58,8 @@ def make_device_flow(
         alone: every chunk has a launch of its own.
     """
     if isinstance(flow, FlowModel):
-        waves = () if alone else None
-        return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams, waves=waves)
+        most = 1 if alone else None
+        return DeviceFlow(flow, max_bytes=max_bytes, max_streams=max_streams, most_in_wave=most)
     if isinstance(flow, UNetFlow):
         most = min(max_streams, MOST_UNET_STREAMS)
         return DeviceUNetFlow(flow, max_bytes=max_bytes, max_streams=most, alone=alone)

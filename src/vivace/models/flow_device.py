@@ -8,13 +8,12 @@ from one CUDA stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vivace.config import FlowConfig
 from vivace.errors import SynthesisError
 from vivace.kernels import dit_reference
 from vivace.models.flow import FlowModel
@@ -22,16 +21,15 @@ from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, l
 from vivace.models.flow_paged import MelHandle, PagedFlow, PagedStream, Work
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch, padded, pages_within
 from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
-from vivace.models.flow_wave import WaveSolver, wave_costs
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
-from vivace.models.launch_sizes import cheapest
+from vivace.models.launch_sizes import cheapest, powers_of_two
 
-WAVES = (2, 4, 8)
-"""Launches that there are for so many chunks of one stream, where they are cheaper than one by one; none: ``()``."""
+MOST_IN_WAVE = 16
+"""Chunks of one stream that share a launch, at most, where that is known to cost less than one by one."""
 
-_MEASURED_WAVE_MS = 200
-"""Where costs are known, a second of audio takes some 15 ms in all: 8 chunks are there after two seconds of audio."""
+_MEASURED_WAVE_MS = 60
+"""Where costs are known, a second of audio takes some 10 ms in all: 16 chunks are there before the first one ends."""
 
 WholeItem = tuple[Sequence[int], Tensor, Tensor]
 """All tokens of a sequence, those of the prompt too; the prompt's mel ``[frames, mel]``; the speaker's embedding."""
@@ -50,9 +48,9 @@ class DeviceFlow(PagedFlow):
         options: keyword arguments for the kernels by name.
         max_bytes: memory for pages and what all streams share beside them; None: all that there is.
         max_streams: streams of one launch.
-        costs: of a launch, by its size: only launches of these sizes are made, padded where streams are few. None: as
-            known for the kernels, or launches of 1, 2, 4 … streams without padding.
-        waves: chunks of one stream in a launch (``flow_wave``), beside 1; None: ``WAVES`` where costs are known.
+        costs: of a launch, by its size: only launches of these sizes are made, padded where chunks are few. None: as
+            known for the kernels, or launches of 1, 2, 4 … chunks without padding.
+        most_in_wave: chunks of one stream in a launch; None: ``MOST_IN_WAVE`` where costs are known, 1 elsewhere.
         use_graphs: whole chunks as CUDA graphs; None: on a GPU with kernels.
     """
 
@@ -66,7 +64,7 @@ class DeviceFlow(PagedFlow):
         max_bytes: int | None = None,
         max_streams: int = 1,
         costs: Mapping[int, float] | None = None,
-        waves: tuple[int, ...] | None = None,
+        most_in_wave: int | None = None,
         use_graphs: bool | None = None,
     ) -> None:
         device = model.speaker_projection.weight.device if device is None else device
@@ -83,14 +81,13 @@ class DeviceFlow(PagedFlow):
         self._solvers: dict[int, Solver] = {}
         if costs is None and kernels is None:
             costs = launch_costs(self._kernels, config, dtype, device)
-        self._costs = costs and {size: cost for size, cost in costs.items() if size <= max_streams}
-        if waves is None:
-            waves = WAVES if costs else ()
-        self._wave_costs = wave_costs(costs, waves, config.num_steps)
-        self.most_in_wave = max(self._wave_costs)
+        if most_in_wave is None:
+            most_in_wave = MOST_IN_WAVE if costs else 1
+        self.most_in_wave = most_in_wave
+        self._most_rows = max(max_streams, most_in_wave)
+        self._costs = costs and {size: cost for size, cost in costs.items() if size <= self._most_rows}
         if costs:
             self.wave_ms = _MEASURED_WAVE_MS
-        self._waves: dict[int, WaveSolver] = {}
         self._padding_chunk: Chunk | None = None
         self._no_mel = torch.zeros(0, config.dit.mel_dim, dtype=dtype, device=device)
         self.pool, blocks, self._padding_pool = self._pools(dtype, device, max_bytes, max_streams)
@@ -112,7 +109,7 @@ class DeviceFlow(PagedFlow):
         page_limit = block_limit = None
         if max_bytes is not None:
             longest = -(-config.noise_frames // config.dit.static_chunk_frames)
-            scratch = max(max_streams, self.most_in_wave) * block  # of chunks that are not whole
+            scratch = self._most_rows * block  # of chunks whose own is thrown away
             pages = pages_within(max(0, max_bytes - room * size - scratch), page, block, longest)
             page_limit, block_limit = pages * page, min(pages, longest) * block + scratch
         return (
@@ -139,11 +136,6 @@ class DeviceFlow(PagedFlow):
             tokens = tokens[: chunk // self._config.token_mel_ratio]
             for solver in self._solvers.values():
                 solver.warm_up()
-        for count in sorted(self._wave_costs):
-            if 1 < count <= self.start.known:  # all of them known, so that they share a launch
-                stream = self.open(weight.new_ones(weight.shape[1]), weight.new_zeros(0, weight.shape[0]))
-                self.step(stream, [0] * (count * self._chunk_sizes()[0]), True)
-                self.close(stream)
 
     def rehearse(self) -> None:
         """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
@@ -151,13 +143,10 @@ class DeviceFlow(PagedFlow):
             return
         for count in self._warm_sizes():
             self.solver(count).rehearse()
-        for count in sorted(self._wave_costs):
-            if count > 1:
-                self.wave(count).rehearse()
 
     def _warm_sizes(self) -> list[int]:
-        """Streams of the launches that are made at the start."""
-        most = self.max_streams
+        """Chunks of the launches that are made at the start."""
+        most = self._most_rows
         return sorted(self._costs or {min(most, 1 << power) for power in range(most.bit_length() + 1)})
 
     @torch.no_grad()
@@ -255,43 +244,29 @@ class DeviceFlow(PagedFlow):
         self.start.forget(known)
 
     def _launch_sizes(self, count: int) -> list[int]:
-        return cheapest(count, self._costs) if self._costs else super()._launch_sizes(count)
+        return cheapest(count, self._costs) if self._costs else powers_of_two(count, self._most_rows)
 
     def _choose(self, active: list[Work]) -> list[Work]:
-        together = super()._choose(active)
-        count = self._known_chunks(active[0])
-        size = cheapest(count, self._wave_costs)[0]
-        count = min(count, size)
-        if count < 2:
-            return together
-        if len(active) > 1:  # several chunks of one stream, or one each of several
-            costs = self._costs or {len(together): 1.0}
-            cost = min(cost for size, cost in costs.items() if size >= len(together))
-            if cost * count <= self._wave_costs[size] * len(together):
-                return together
-        return active[:1] * count
+        counts = [self._together(work) for work in active]
+        room = self._launch_sizes(sum(counts))[0]
+        chosen: list[Work] = []
+        for work, count in zip(active, counts, strict=True):
+            chosen += [work] * min(count, room - len(chosen))
+        return chosen
 
-    def _known_chunks(self, work: Work) -> int:
+    def _together(self, work: Work) -> int:
         """How many of the stream's next chunks may share a launch: all must be known whole, but for one that is cut."""
         is_cut = work.sizes[-1] < self._chunk_sizes()[0]
         whole = len(work.sizes) - is_cut
         known = max(0, self.start.known - len(work.stream.pages))
-        return len(work.sizes) if known >= whole else max(1, known)
+        return min(self.most_in_wave, len(work.sizes) if known >= whole else max(1, known))
 
     def _run(self, works: list[Work]) -> None:
         count = len(works)
-        is_wave = count > 1 and works[0] is works[1]
-        sizes = self._wave_costs if is_wave else self._costs
-        size = min(size for size in sizes if size >= count) if sizes else count
+        size = min(size for size in self._costs if size >= count) if self._costs else count
         chunk = self._config.dit.static_chunk_frames
-        solver = self.wave(size) if is_wave else self.solver(size)
-        self.start.begin()
-        chunks, is_known = [], not is_wave
-        for index, work in enumerate(works):
-            work.stream.pages.append(work.pages.pop(0))
-            known, part = self._next_chunk(work, index if is_wave else 0, may_keep=not is_wave)
-            is_known = is_known and known
-            chunks.append(part)
+        solver = self.solver(size)
+        chunks, is_known = self._next_chunks(works)
         if size > count:
             chunks += [self._padding()] * (size - count)
         solver.send(chunks)
@@ -304,22 +279,45 @@ class DeviceFlow(PagedFlow):
         frames = [part.num_frames for part in chunks[:count]]
         self._note(works, frames, solver.x[:count].clone(), solver.fault[:count])
 
-    def _next_chunk(self, work: Work, index: int, may_keep: bool) -> tuple[bool, Chunk]:
-        """The chunk that the stream's last page is for, and whether its unconditional branch at step 0 is known.
+    def _next_chunks(self, works: list[Work]) -> tuple[list[Chunk], bool]:
+        """Chunks of a launch, and whether the unconditional branch at step 0 is known for all of them.
+
+        Where it is not, what is computed of it is kept for the others, unless its stream has several chunks here.
+        """
+        whole, ahead = self._chunk_sizes()[0], 0
+        places: list[tuple[Work, int]] = []
+        for number, work in enumerate(works):
+            ahead = ahead + 1 if number and works[number - 1] is work else 0
+            places.append((work, ahead))
+        is_known = all(
+            work.sizes[ahead] == whole and len(work.stream.pages) + ahead < self.start.known
+            for work, ahead in places
+        )
+        self.start.begin()
+        chunks = []
+        for number, (work, ahead) in enumerate(places, 1):
+            is_single = not ahead and (number == len(works) or works[number] is not work)
+            work.stream.pages.append(work.pages.pop(0))
+            chunks.append(self._next_chunk(work, ahead, may_keep=is_known or is_single))
+        return chunks, is_known
+
+    def _next_chunk(self, work: Work, ahead: int, may_keep: bool) -> Chunk:
+        """The chunk that the stream's last page is for.
 
         Args:
-            index: chunks of this launch before it. may_keep: what is computed of that branch may be kept.
+            ahead: chunks of its stream before it in this launch.
+            may_keep: what is computed of the unconditional branch at step 0 may be kept.
         """
         config, stream = self._config, work.stream
-        size, done = work.sizes[index], sum(work.sizes[:index])
+        size, done = work.sizes[ahead], sum(work.sizes[:ahead])
         num_frames = config.token_mel_ratio * size
         is_whole = num_frames == config.dit.static_chunk_frames
         try:
-            known, blocks = self.start.blocks(len(stream.pages), is_whole and may_keep)
+            blocks = self.start.blocks(len(stream.pages), is_whole and may_keep)
         except SynthesisError as error:  # as any other want of memory: fewer chunks are tried
             raise torch.OutOfMemoryError(str(error)) from error
         start = stream.length + config.token_mel_ratio * done
-        return known, Chunk(self._ids(stream, done, size), start, num_frames, list(stream.pages), blocks)
+        return Chunk(self._ids(stream, done, size), start, num_frames, list(stream.pages), blocks, ahead)
 
     def _padding(self) -> Chunk:
         """A row that nobody reads: one token at frame 0, in a page of its own."""
@@ -335,27 +333,21 @@ class DeviceFlow(PagedFlow):
         return self._padding_chunk
 
     def solver(self, streams: int) -> Solver:
-        """The solver for so many streams; made at first use, or by ``warm_up``."""
+        """The solver for so many chunks; made at first use, or by ``warm_up``."""
         if streams not in self._solvers:
-            kernels = self._kernels_for(streams)
             self._solvers[streams] = Solver(
-                *self._buffers(), streams, kernels, self._options, self._use_graphs
+                self._config,
+                self.weights,
+                self.pool.arena,
+                self._resolve,
+                self.layout,
+                self.start.velocities,
+                streams,
+                self._kernels_for(streams),
+                self._options,
+                self._use_graphs,
             )
         return self._solvers[streams]
-
-    def wave(self, chunks: int) -> WaveSolver:
-        """The solver for so many successive chunks of one stream, likewise."""
-        if chunks not in self._waves:
-            self._waves[chunks] = WaveSolver(
-                *self._buffers(), chunks, self._kernels_for, self._options, self._use_graphs
-            )
-        return self._waves[chunks]
-
-    def _buffers(
-        self,
-    ) -> tuple[FlowConfig, FlowWeights, Tensor, Callable[[int], Tensor], PageLayout, Tensor]:
-        arena, velocities = self.pool.arena, self.start.velocities
-        return self._config, self.weights, arena, self._resolve, self.layout, velocities
 
     def _kernels_for(self, streams: int) -> Kernels:
         if not self._is_chosen:

@@ -233,19 +233,19 @@ class StartBranch:
         """Before the chunks of each launch."""
         self._used = 0
 
-    def blocks(self, chunks: int, is_whole: bool) -> tuple[bool, list[int]]:
-        """Blocks of a stream's ``chunks`` chunks, and whether the values of the last one are known.
+    def blocks(self, chunks: int, may_keep: bool) -> list[int]:
+        """Blocks of a stream's ``chunks`` chunks.
 
-        A chunk that is not whole sees fewer frames than the shared one: its block is thrown away afterwards.
+        Args:
+            may_keep: what is computed for the last one is what all streams share, or will be. Otherwise it is thrown
+                away afterwards: a chunk that is not whole sees fewer frames.
         """
         before = self._blocks[: chunks - 1]
-        if is_whole and chunks <= self._known:
-            return True, [*before, self._blocks[chunks - 1]]
-        if is_whole:
-            assert chunks == self._known + 1
-            self._known = chunks
-            return False, [*before, self._blocks[chunks - 1]]
-        return False, [*before, self._next_scratch()]
+        if not may_keep:
+            return [*before, self._next_scratch()]
+        assert chunks <= self._known + 1
+        self._known = max(self._known, chunks)
+        return [*before, self._blocks[chunks - 1]]
 
     def _next_scratch(self) -> int:
         self._used += 1

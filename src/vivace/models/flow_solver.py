@@ -1,6 +1,8 @@
-"""One launch of the flow: a chunk of each of ``S`` streams through all Euler steps, as one graph on a GPU.
+"""One launch of the flow: ``S`` chunks through all Euler steps, as one graph on a GPU.
 
-The host fills one packet (token ids, positions, page tables) and starts; everything else happens on the device.
+They may be those of several streams, and successive ones of one stream: at each step a chunk attends to what the same
+kernels have just written for those before it. The host fills one packet (token ids, positions, page tables) and starts;
+everything else happens on the device.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ Options = dict[str, dict[str, Any]]
 
 
 class Chunk(NamedTuple):
-    """What the host knows of one stream's chunk.
+    """What the host knows of one chunk.
 
     Attributes:
         ids: the two tokens before the chunk, those of the chunk, those ahead; -1 where there is none.
         start: absolute first frame; ``num_frames`` the valid ones.
         pages: page of each chunk of the stream up to this one, its own included.
         shared: block of each chunk for the unconditional branch at step 0, likewise.
+        ahead: how many of the stream's chunks stand right ahead of this one in the launch, the next before last.
     """
 
     ids: Sequence[int]
@@ -51,6 +54,7 @@ class Chunk(NamedTuple):
     num_frames: int
     pages: Sequence[int]
     shared: Sequence[int]
+    ahead: int = 0
 
 
 class _Packet:
@@ -58,21 +62,22 @@ class _Packet:
 
     def __init__(self, streams: int, pages: int, ids: int, device: torch.device | str, pinned: bool) -> None:
         wide = 4 * streams * (pages + 2)
-        narrow = streams * (4 + ids)
+        narrow = streams * (6 + ids)
         size = wide + (narrow + 1) // 2
         self.buffer = torch.zeros(size, dtype=torch.int64, device=device, pin_memory=pinned)
         ends, table = self.buffer[: 8 * streams], self.buffer[8 * streams : wide]
         self.here, self.before = ends.view(2, 2, 2 * streams)
         self.table = table.view(2, 2 * streams, pages)
         numbers = self.buffer[wide:].view(torch.int32)[:narrow]
-        self.starts, self.counts = numbers[: 4 * streams].view(2, 2 * streams)
-        self.ids = numbers[4 * streams :].view(streams, ids)
+        self.starts, self.counts, self.ahead = numbers[: 6 * streams].view(3, 2 * streams)
+        self.ids = numbers[6 * streams :].view(streams, ids)
 
     def fill(self, chunks: Sequence[Chunk], layout: PageLayout) -> None:
         """Index 0 of the offsets is step 0, index 1 all later steps."""
         # Through NumPy, whose small writes are far quicker.
         here, before, table = self.here.numpy(), self.before.numpy(), self.table.numpy()
         starts, counts, ids = self.starts.numpy(), self.counts.numpy(), self.ids.numpy()
+        ahead = self.ahead.numpy()
         streams = len(chunks)
         for index, chunk in enumerate(chunks):
             count, row = len(chunk.pages), streams + index
@@ -86,6 +91,7 @@ class _Packet:
         before[:] = table[:, rows, [max(0, place - 1) for place in last]]
         starts[:] = [chunk.start for chunk in chunks] * 2
         counts[:] = [chunk.num_frames for chunk in chunks] * 2
+        ahead[:] = [chunk.ahead for chunk in chunks] * 2
         ids[:] = [chunk.ids for chunk in chunks]
 
 
@@ -112,22 +118,8 @@ class Calls:
         return 1 if tile is None else dim // tile.columns
 
 
-class Part(NamedTuple):
-    """What one pass through the layers works on; the first ``S`` groups of its rows have the condition.
-
-    Attributes:
-        calls: the kernels.
-        x: float32 ``[S, C, mel]``. condition: ``[2 S C, D]``. fault: int32 ``[S]``.
-    """
-
-    calls: Calls
-    x: Tensor
-    condition: Tensor
-    fault: Tensor
-
-
 class Solver:
-    """Buffers and graphs for ``streams`` chunks at once.
+    """Buffers and graphs for ``streams`` chunks at once, of as many streams or fewer.
 
     Args:
         arena, resolve: where page offsets count from, and what gives the plain kernels the elements there.
@@ -135,9 +127,6 @@ class Solver:
         shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
         options: keyword arguments for each kernel by its name, such as its tile.
     """
-
-    _ways: tuple[bool, ...] = (False, True)
-    """What ``use_shared`` may be."""
 
     def __init__(
         self,
@@ -188,7 +177,7 @@ class Solver:
         self._inner = half(rows, dim * dit.ff_mult)
         self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
         self._frames = torch.arange(chunk, device=device)
-        self._part = Part(Calls(kernels, weights, options), self.x, self._condition, self.fault)
+        self._calls = Calls(kernels, weights, options)
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """Puts what the chunks are on its way to the device."""
@@ -219,13 +208,13 @@ class Solver:
     def warm_up(self) -> None:
         """Makes all graphs. What was sent last is solved again."""
         if self._use_graphs:
-            for use_shared in self._ways:
+            for use_shared in (False, True):
                 if use_shared not in self._graphs:
                     self.capture(use_shared)
 
     def rehearse(self) -> None:
         """Runs once, without memory, what ``warm_up`` compiles."""
-        for use_shared in self._ways:
+        for use_shared in (False, True):
             self.solve(use_shared)
 
     def run(self, use_shared: bool) -> None:
@@ -258,7 +247,7 @@ class Solver:
         for step in range(self._config.num_steps):
             is_shared = use_shared and step == 0
             rows = self._rows(step, self._streams * (1 if is_shared else 2))
-            self._advance(self._part, rows, use_shared=is_shared, keep_shared=step == 0 and not is_shared)
+            self._advance(rows, use_shared=is_shared, keep_shared=step == 0 and not is_shared)
 
     def _prepare(self) -> None:
         """Tokens to condition, noise to ``x``."""
@@ -287,6 +276,7 @@ class Solver:
             steps=self._steps[step, :groups],
             here=packet.here[later, :groups],
             before=packet.before[later, :groups],
+            ahead=packet.ahead[:groups],
             table=packet.table[later, :groups],
             step_stride=self._layout.step_stride,
             context_offset=self._layout.context,
@@ -294,14 +284,12 @@ class Solver:
             resolve=self._resolve,
         )
 
-    def _advance(
-        self, part: Part, rows: Rows, *, use_shared: bool = False, keep_shared: bool = False
-    ) -> None:
+    def _advance(self, rows: Rows, *, use_shared: bool = False, keep_shared: bool = False) -> None:
         """One Euler step; see ``Guidance``."""
         weights, heads = self._weights, self._config.dit.heads
-        call, x, condition, fault = part
+        call = self._calls
         dim, tiles = self._config.dit.dim, call.tiles
-        call("embed_input", rows, x, weights.x, condition, self._first, self._second)
+        call("embed_input", rows, self.x, weights.x, self._condition, self._first, self._second)
         call("convolve", rows, self._first, weights.positions[0], self._second)
         normed = self._normed._replace(tiles=tiles("convolve_add", dim))
         call(
@@ -319,7 +307,7 @@ class Solver:
             call("add_ff", rows, self._inner, block.ff_out, self._hidden, normed)
         scale = self._config.guidance_scale
         guidance = Guidance(scale, weights.dt, self._shared, use_shared, keep_shared)
-        call("advance", rows, normed, weights.output, guidance, x, fault)
+        call("advance", rows, normed, weights.output, guidance, self.x, self.fault)
 
 
 CALLS = (
