@@ -84,7 +84,10 @@ def test_without_memory_for_padding_fewer_streams_are_tried(monkeypatch):
 
 
 def test_warm_up_makes_all_sizes():
-    device = DeviceFlow(flow(), max_streams=5, costs={1: 2.0, 3: 3.0, 5: 4.0, 8: 5.0})
-    device.warm_up(2 * CHUNK)
-    assert sorted(device._solvers) == [1, 3, 5]
-    assert device.pages_in_use == 0
+    """As many rows as streams, or as chunks of one stream: what is more."""
+    costs = {1: 2.0, 3: 3.0, 5: 4.0, 8: 5.0, 20: 9.0}
+    for most_in_wave, sizes in ((1, [1, 3, 5]), (None, [1, 3, 5, 8])):
+        device = DeviceFlow(flow(), max_streams=5, costs=costs, most_in_wave=most_in_wave)
+        device.warm_up(2 * CHUNK)
+        assert sorted(device._solvers) == sizes
+        assert device.pages_in_use == 0
