@@ -260,6 +260,37 @@ def test_scores_where_the_blocks_shares_differ():
         check_scores(rig, length)
 
 
+CHOICES = [
+    {"JOIN": 1, "TAKE": 1, "X_STRIDE": 16, "FLIGHT": 3},
+    {"X_STRIDE": 4, "BEHIND": 4, "FLIGHT_BEHIND": 3, "PRELOAD": 2},
+]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_scores_whatever_the_source_is_compiled_with(choices):
+    wide = {"hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 1590}
+    config, choices = dataclasses.replace(tiny_config().lm, **wide), tuple(choices.items())
+    rig = emulated(config, grid=37, tuning=persistent.Tuning(24, 2048, choices))
+    for length in (1, 40, 300):
+        check_scores(rig, length)
+    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024, choices))
+    for length in (2, 700):
+        check_scores(rig, length)
+
+
+@torch.inference_mode()
+def test_marks_are_left_behind_the_words():
+    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024, (("PROFILE", 1),)))
+    words, count = rig.kernel.words, 32 * 4 * 24
+    rig.kernel.words = torch.cat((words, words.new_zeros(count, 2)))
+    check_scores(rig, 40)
+    marks = rig.kernel.words[-count:, 0].reshape(32, 4, 24)
+    assert (marks[:, 0, :3] > 0).all()  # of the first warp
+    assert (marks[0, 2, :5] > 0).all()  # of the helper of a block that attends
+    assert (marks[:, 3, :3] > 0).all()  # of the thread that copies
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 65, 129, 700])
 def test_scores_are_those_of_the_plain_model(rig, length):

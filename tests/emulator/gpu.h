@@ -125,6 +125,13 @@ inline int __reduce_add_sync(u32, int v) {
   for (int i = 0; i < 32; ++i) sum += (int)all[i][0];
   return sum;
 }
+inline int __reduce_max_sync(u32, int v) {
+  const u64 mine = (u32)v;
+  const auto all = together(&mine, 1);
+  int most = v;
+  for (int i = 0; i < 32; ++i) most = max(most, (int)all[i][0]);
+  return most;
+}
 inline u32 atomicAdd(u32* at, u32 v) { const u32 old = *at; *at += v; return old; }
 
 inline float low(u32 pair) { return __uint_as_float(pair << 16); }
@@ -163,6 +170,7 @@ inline void copy_chunk(char* to, const char* from, u32 bytes, u64* barrier) {
   memset(to, 0xff, bytes);  // what was there must not be needed any more
   now->block->copies.push_back({to, from, bytes, barrier});
 }
+inline u32 clock_now() { static u32 now; return ++now; }
 inline u32 peek_shared(const volatile u32* at) { yield(); return *at; }
 
 inline float bf(u64 v, int half) { return __uint_as_float((u32)(half ? v >> 16 : v) << 16); }

@@ -37,8 +37,28 @@
 #define VPT ((VOCAB + THREADS - 1) / THREADS)
 #define CANDIDATES 512
 #define RECENT 64
+// What can be chosen when it is compiled.
+#ifndef FLIGHT
 #define FLIGHT 2                 // chunks of weights under way: more delay what the blocks exchange, one is too few
+#endif
+#ifndef BEHIND
+#define BEHIND 0                 // with fewer chunks than this ahead of what was read, FLIGHT_BEHIND are under way
+#endif
+#ifndef FLIGHT_BEHIND
+#define FLIGHT_BEHIND 4
+#endif
+#ifndef PRELOAD
 #define PRELOAD 3                // tiles of gate and up rows that wait in registers
+#endif
+#ifndef X_STRIDE
+#define X_STRIDE 0               // words from one block's words of x to the next block's (4 to 16); 0: without gaps
+#endif
+#ifndef TAKE
+#define TAKE 0                   // 1: parts of attention are joined four at a time
+#endif
+#ifndef JOIN
+#define JOIN 0                   // 1: the helper adds all warps' results without a branch for each
+#endif
 
 struct Args {
   const char* weights;      // [GRID, block_bytes]
@@ -57,13 +77,17 @@ struct Args {
   int table_width; int out_capacity; int num_steps;
 };
 
+#define MOST_X_STRIDE 16
 #define WORDS_XO 0
-#define WORDS_XD (WORDS_XO + PAIRS)
-#define WORDS_QKV (WORDS_XD + PAIRS)
+#define WORDS_XD (WORDS_XO + GRID * MOST_X_STRIDE)
+#define WORDS_QKV (WORDS_XD + GRID * MOST_X_STRIDE)
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
 #define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
 #define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
 #define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
+#define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
+#define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
+#define MARKS 24
 #define WORDS_TOKEN (WORDS_LOGITS + VOCAB_PAIRS * 2)
 
 // How the row draws, and where it stands at the launch.
@@ -94,6 +118,9 @@ struct __align__(128) Shared {
   u32 threshold; u32 count; int again; int picked; int bad;
   double scan[WARPS];
   Rule rule;
+#ifdef PROFILE
+  u32 mark_time[MARK_ROLES], marks[MARK_ROLES][MARKS];
+#endif
 };
 // Rows of s.partial.
 #define OF_QKV 0
@@ -103,6 +130,37 @@ struct __align__(128) Shared {
 
 __device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(raw_shared); }
 __device__ __forceinline__ void sync_workers() { bar_sync<1, THREADS>(); }
+
+// With PROFILE: clocks between one mark and the next, by the number of the one that ends them. mark_from starts, and
+// put_marks leaves the sums of the launch behind the words.
+__device__ __forceinline__ int mark_role() {
+  const int t = threadIdx.x;
+  return t % 32 || (t && t < THREADS - 32) ? -1 : t ? (t - THREADS + 64) / 32 : 0;
+}
+__device__ __forceinline__ void mark(int which, bool adds = true) {
+#ifdef PROFILE
+  const int role = mark_role();
+  if (role < 0) return;
+  const u32 now = clock_now();
+  if (adds) shared().marks[role][which] += now - shared().mark_time[role];
+  shared().mark_time[role] = now;
+#endif
+}
+__device__ __forceinline__ void mark_from() {
+#ifdef PROFILE
+  const int role = mark_role();
+  if (role < 0) return;
+  for (int i = 0; i < MARKS; ++i) shared().marks[role][i] = 0;
+  mark(0, false);
+#endif
+}
+__device__ __forceinline__ void put_marks(u64* words) {
+#ifdef PROFILE
+  const int role = mark_role();
+  if (role < 0) return;
+  for (int i = 0; i < MARKS; ++i) put(words + WORDS_MARKS + (blockIdx.x * MARK_ROLES + role) * MARKS + i, shared().marks[role][i]);
+#endif
+}
 
 // -- words: two numbers of 24 bits (float32 cut off behind 15 binary places) and 16 bits of the epoch, or one number
 // and 32 bits of the epoch
@@ -121,6 +179,13 @@ __device__ __forceinline__ u64 take_pair(const u64* word, u32 epoch) {
   u64 w;
   do w = peek(word); while (!is_new_pair(w, epoch));
   return w;
+}
+
+// Where the word of two neighbours of x lies.
+__device__ __forceinline__ int word_of_x(int pair) {
+  if (!X_STRIDE) return pair;
+  const int owner = ((pair + 1) * GRID - 1) / PAIRS;
+  return owner * X_STRIDE + pair - owner * PAIRS / GRID;
 }
 
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
@@ -173,9 +238,13 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
   for (; k < total; ++k) {
     while ((int)(k - peek_shared(&s.consumed)) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
-    if (k >= FLIGHT) wait_full(k - FLIGHT);
+    mark(0);
+    const u32 flight = BEHIND && (int)(k - s.consumed) < BEHIND ? FLIGHT_BEHIND : FLIGHT;
+    if (k >= flight) wait_full(k - flight);
+    mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
     if (++in_step == step_chunks) in_step = 0;
+    mark(2);
   }
 drain:
   while (!peek_shared((const volatile u32*)&s.quit)) {}
@@ -270,5 +339,5 @@ __device__ __forceinline__ void put_own_rows(u64* words, int sums, u32 epoch) {
   float x = 0.f;
   if (t < h.rows) x = shared().own[t] += row_sum(sums + t);
   const float next = __shfl_down_sync(FULL, x, 1);
-  if (t < h.rows && t % 2 == 0) put_pair(words + h.x0 + t / 2, x, next, epoch);
+  if (t < h.rows && t % 2 == 0) put_pair(words + (X_STRIDE ? blockIdx.x * X_STRIDE : h.x0) + t / 2, x, next, epoch);
 }

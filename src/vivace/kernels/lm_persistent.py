@@ -31,6 +31,7 @@ MOST_TOP_K = 64
 MOST_PAGES = 512
 _BIAS_BYTES = 32
 _OWN_PAIRS = 4
+_MOST_X_STRIDE = 16
 _MOST_ROWS = 96
 """Of the gate and up product, or of the head, that one block has; the ring holds so many."""
 
@@ -84,7 +85,14 @@ class Shape:
     def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
         parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
-        return self.hidden + self.qkv_pairs + parts + grid * grid * _OWN_PAIRS + 2 * self.vocab_pairs + 2
+        return (
+            2 * _MOST_X_STRIDE * grid
+            + self.qkv_pairs
+            + parts
+            + grid * grid * _OWN_PAIRS
+            + 2 * self.vocab_pairs
+            + 2
+        )
 
     def problem(self, grid: int) -> str | None:
         """Why the kernel cannot serve this model with so many blocks; None where it can."""
@@ -103,10 +111,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The ring of weights in shared memory: ``stages`` chunks of ``chunk_bytes``."""
+    """The ring of weights in shared memory: ``stages`` chunks of ``chunk_bytes``; choices of the source by name."""
 
     stages: int = 24
     chunk_bytes: int = 8192
+    choices: tuple[tuple[str, int], ...] = ()
 
     @property
     def ring_bytes(self) -> int:
@@ -247,6 +256,7 @@ def compile_options(shape: Shape, tuning: Tuning, grid: int) -> list[str]:
         "STAGES": tuning.stages,
         "CHUNK": tuning.chunk_bytes,
         "SPLITS": SPLITS,
+        **dict(tuning.choices),
     }
     return [f"-D{name}={value}" for name, value in values.items()]
 

@@ -45,7 +45,9 @@ __device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* 
       tile.v[i].z = transposed(tile.v[i].z); tile.v[i].w = transposed(tile.v[i].w);
     }
   }
+  mark(3);
   bar_sync<2, WITH_HELPER>();
+  mark(4);
   if (first < part.to) {
     uint4 q0 = make_uint4(0, 0, 0, 0), q1 = q0;
     if (n.g < 2) {
@@ -126,6 +128,7 @@ __device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* 
     if (n.lane == 0) s.scale[n.warp] = make_float2(m, l);
   }
   bar_arrive<3, WITH_HELPER>();
+  mark(5);
 }
 
 // The helper warp, one layer: lane has dimensions d and d + 32 of its head.
@@ -135,6 +138,7 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   const bool has_new = split == 0;  // part 0 has the new position
   u64 q = peek(made + head * 32 + lane), k = 0, v = 0;
   while (!is_new_pair(q, epoch)) q = peek(made + head * 32 + lane);
+  mark(0);
   const float q0 = first_of(q), q1 = second_of(q);
   const u32 upper = pair_of(q0, q1), lower = pair_of(q0 - low(upper), q1 - high(upper));
   s.query[0][lane] = (u16)upper; s.query[0][lane + 32] = (u16)(upper >> 16);
@@ -151,7 +155,9 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
     v0 = first_of(v); v1 = second_of(v);
     own = warp_sum(q0 * first_of(k) + q1 * second_of(k));
   }
+  mark(1);
   bar_sync<3, WITH_HELPER>();
+  mark(2);
   const int warps = min(WARPS, max(0, (part.to - part.from + TILE_POSITIONS - 1) / TILE_POSITIONS));
   float2 scale = make_float2(-INFINITY, 0.f);
   if (lane < warps) scale = s.scale[lane];
@@ -165,7 +171,7 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   __syncwarp();
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) {
-    if (w < warps) {
+    if (JOIN || w < warps) {
       const float of = s.weight[w];
       const float2 upper = *reinterpret_cast<const float2*>(&s.merge[w][0][2 * lane]);
       const float2 lower = *reinterpret_cast<const float2*>(&s.merge[w][1][2 * lane]);
@@ -179,6 +185,7 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   const int slot = head * SPLITS + split;
   put_pair(a.words + WORDS_PARTS + slot * 32 + lane, __fdividef(y0, sum), __fdividef(y1, sum), epoch);
   if (lane == 0) put_one(a.words + WORDS_SCALES + slot, __float_as_uint(m + __log2f(sum)), epoch);
+  mark(3);
 }
 
 // A worker warp takes the head of its own number: the parts' numbers d and d + 32, joined, into y.
@@ -200,6 +207,27 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
       for (int j = 0; j < 4; ++j) waiting |= !is_new_pair(y[j], epoch);
     }
     __syncwarp();
+    mark(7);
+#if TAKE
+    float of[4], next = all;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) of[j] = __shfl_sync(FULL, __uint_as_float((u32)scale), min(i + j, splits - 1));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i + j >= splits) of[j] = -INFINITY;
+      next = fmaxf(next, of[j]);
+    }
+    const float keep = exp2_fast(all - next);
+    all = next;
+    sum *= keep; y0 *= keep; y1 *= keep;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float p = exp2_fast(of[j] - next);
+      sum += p;
+      y0 = fmaf(p, first_of(y[j]), y0);
+      y1 = fmaf(p, second_of(y[j]), y1);
+    }
+#else
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float of = __shfl_sync(FULL, __uint_as_float((u32)scale), min(i + j, splits - 1));
@@ -211,6 +239,7 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
         y1 = fmaf(y1, keep, p * second_of(y[j]));
       }
     }
+#endif
   }
   y0 = __fdividef(y0, sum);
   y1 = __fdividef(y1, sum);

@@ -16,6 +16,7 @@ __device__ __forceinline__ void run_helper(const Args& a) {
       s.next_token = (int)(u32)word;
     }
     bar_sync<4, WITH_HELPER>();
+    mark(4);
     if (s.next_token < 0) return;
   }
 }
@@ -65,6 +66,7 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     ++at.epoch;
     at.base = ring_at((at.chunk0 % STAGES) * CHUNK + at.offset % RING_BYTES);
     put_scores(a, at);
+    mark(21);
     at.chunk0 += step_chunks();
     if (threadIdx.x == 0) s.consumed = at.chunk0;
     if (blockIdx.x == GRID - 1) {  // it has no part in attention
@@ -72,6 +74,7 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
       if (threadIdx.x == 0) move_on(a, drawn, step, left, at.position, at.epoch);
     }
     bar_sync<4, WITH_HELPER>();
+    mark(22);
     token = s.next_token;
     if (token < 0) break;
     ++at.position;
@@ -97,12 +100,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   for (int i = t; i < min(a.table_width, MAX_PAGES); i += THREADS + 64) s.pages[i] = a.table[(u64)slot * a.table_width + i];
   for (int i = t; i < (int)(sizeof(s.partial) / 4); i += THREADS + 64) s.partial[i] = 0.f;
   for (int i = t; i < DOWN_CHUNKS * 16; i += THREADS + 64) s.h[i / (DOWN_CHUNKS * 8)][i % (DOWN_CHUNKS * 8)] = 0;
+  for (int i = t; i < (int)(sizeof(s.merge) / 4); i += THREADS + 64) (&s.merge[0][0][0])[i] = 0.f;
   if (t < 32) s.squares[t / 16][t % 16] = 0.f;
   if (t < RECENT) s.recent[t] = a.recent[slot * RECENT + t];
   // Words of parts that long were not in use must not look like new ones: 16 bits of an epoch come again.
   if (split < SPLITS && t < 32) put_pair(a.words + WORDS_PARTS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
+  mark_from();
   __syncthreads();
   if (t < THREADS) run_workers(a, left);
   else if (t < THREADS + 32) run_helper(a);
   else if (t == THREADS + 32) produce(a.weights + (u64)blockIdx.x * a.block_bytes, step_chunks(), left);
+  put_marks(a.words);
 }

@@ -82,6 +82,11 @@ __device__ __forceinline__ void copy_chunk(char* to, const char* from, u32 bytes
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
+__device__ __forceinline__ u32 clock_now() {
+  u32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  return now;
+}
 __device__ __forceinline__ u32 peek_shared(const volatile u32* at) { return *at; }
 
 // -- matrix units: c += a · b for 16 rows, 16 columns, 8 vectors

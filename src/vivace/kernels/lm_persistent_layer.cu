@@ -13,13 +13,16 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   load_tile(held[0], rows_at, h.qkv_rows, 0, n);
   const u32 gain = ring_4(at.base + n.t * 4), bias = ring_4(at.base + ROW_BYTES + (min(n.t, 15) & ~1) * 2);
   float a0 = low(e), a1 = high(e);
+  mark(0);
   if (at.layer) {
-    const u64 word = take_pair(a.words + WORDS_XD + n.t, at.epoch - 1);
+    const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
     a0 = first_of(word); a1 = second_of(word);
   }
+  mark(1);
   stage(a0 * low(gain), a1 * high(gain), n);
   rows_times_x<1, 1>(held, rows_at, h.qkv_rows, s.partial + OF_QKV * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
   sync_workers();
+  mark(2);
   if (n.t >= 32) return;
   if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_out) / CHUNK;
   float y = fmaf(row_sum(OF_QKV + (n.t & 15)), norm_scale(s.squares[0]), n.t & 1 ? high(bias) : low(bias));
@@ -49,6 +52,7 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   const uint4 w0 = ring_16(rows_at + (u32)(2 * n.warp * h.rows + n.g) * 64 + n.q * 16);
   const uint4 w1 = ring_16(rows_at + (u32)((2 * n.warp + 1) * h.rows + n.g) * 64 + n.q * 16);
   float y0, y1;
+  mark(6);
   take_parts(a.words, splits, at.epoch, n, y0, y1);
   stage(y0, y1, n);
   const uint4 x = staged((n.g >> 1) & 1, n);
@@ -59,8 +63,10 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   sum += __shfl_xor_sync(FULL, sum, 1);
   if (n.q == 0) s.partial[(OF_OUT + n.g) * SUMS + n.warp] = sum;
   sync_workers();
+  mark(8);
   if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_norm) / CHUNK;
   put_own_rows(a.words + WORDS_XO, OF_OUT, at.epoch);
+  mark(9);
 }
 
 // 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
@@ -76,16 +82,21 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   uint4 held[PRELOAD][4];
 #pragma unroll
   for (int i = 0; i < PRELOAD; ++i) load_tile(held[i], rows_at, h.gate_rows, i, n);
-  const u64 word = take_pair(a.words + WORDS_XO + n.t, at.epoch);
+  mark(10);
+  const u64 word = take_pair(a.words + WORDS_XO + word_of_x(n.t), at.epoch);
+  mark(11);
   const float a0 = first_of(word), a1 = second_of(word);
   stage(a0 * low(gain), a1 * high(gain), n);
   rows_times_x<GATE_TILES, PRELOAD>(held, rows_at, h.gate_rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
   sync_workers();
+  mark(12);
   if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.at_down) / CHUNK;
   const bool finishes = n.t < (h.gate_rows + 31) / 32 * 32;
   float y = 0.f;
   if (finishes) y = row_sum(OF_GATE + min(n.t, GATE_TILES * 16 - 1)) * norm_scale(s.squares[1]);
+  mark(13);
   wait_bytes(at.chunk0, at.offset + h.at_down + n.warp * 4 * DOWN_CHUNKS * 256, 4 * DOWN_CHUNKS * 256);
+  mark(14);
   const u32 down_at = ring_at(ring_at(at.base + h.at_down)) + n.warp * 4 * DOWN_CHUNKS * 256 + n.g * 16 + n.q * 4;
   u32 down[4][DOWN_CHUNKS][2];
 #pragma unroll
@@ -100,6 +111,7 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   const int pair = n.warp * 32 + n.q * 8 + n.g, owner = ((pair + 1) * GRID - 1) / PAIRS;
   u64* const to = a.words + WORDS_DOWN + ((u64)owner * GRID + blockIdx.x) * OWN_PAIRS + pair - owner * PAIRS / GRID;
   sync_workers();
+  mark(15);
   if (n.t == 0) s.consumed = at.chunk0 + (at.offset + h.bytes) / CHUNK;
   float c[4][4];
 #pragma unroll
@@ -118,6 +130,7 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   for (int i = 1; i < 4; ++i)
     if (n.q == i) { even = c[i][0] + c[i][1]; odd = c[i][2] + c[i][3]; }
   put_pair(to, even, odd, at.epoch);
+  mark(16);
 }
 
 // 5: a lane takes the sums of one block for half of the rows that this block owns.
@@ -136,6 +149,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
     if (words == 2) { v[2] += first_of(w1); v[3] += second_of(w1); }
   }
   __syncwarp();
+  mark(17);
   const bool second = n.t & 2, odd = n.t & 4;
   float u0 = second ? v[2] : v[0], u1 = second ? v[3] : v[1];
   u0 += __shfl_xor_sync(FULL, second ? v[0] : v[2], 2);
@@ -147,6 +161,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   if (n.lane < 8) s.partial[(OF_DOWN + (n.t & 1) * 4 + (n.t & 2) + (n.t >> 2 & 1)) * SUMS + n.warp] = r;
   sync_workers();
   put_own_rows(a.words + WORDS_XD, OF_DOWN, at.epoch);
+  mark(18);
 }
 
 // Behind the layers: norm and head.
@@ -161,7 +176,9 @@ __device__ __forceinline__ void put_scores(const Args& a, const Place& at) {
   uint4 held[HEAD_TILES][4];
 #pragma unroll
   for (int i = 0; i < HEAD_TILES; ++i) load_tile(held[i], rows_at, rows, i, n);
-  const u64 word = take_pair(a.words + WORDS_XD + n.t, at.epoch - 1);
+  mark(19);
+  const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
+  mark(20);
   const float a0 = first_of(word), a1 = second_of(word);
   stage(a0 * low(gain), a1 * high(gain), n);
   rows_times_x<HEAD_TILES, HEAD_TILES>(held, rows_at, rows, s.partial + OF_GATE * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
