@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 MINI = Path(vivace.__file__).parent / "assets" / "mini"
 
 
-def make_vocoder(name: str) -> DeviceVocoder:
-    return DeviceVocoder(MODELS[name], slots=3, buckets=(6, 11), max_rows=2, use_kernels=False)
+def make_vocoder(name: str, *longer: int) -> DeviceVocoder:
+    return DeviceVocoder(
+        MODELS[name], slots=3, buckets=(6, 11, *longer), common_frames=11, max_rows=2, use_kernels=False
+    )
 
 
 @torch.inference_mode()
@@ -51,9 +53,10 @@ def in_pieces(vocoder: DeviceVocoder, frames: int, cuts: list[int], seed: int) -
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_any_split_equals_the_whole(name: str, data: st.DataObject) -> None:
-    """Pieces longer than the largest bucket too."""
-    frames, seed = data.draw(st.integers(1, 24)), data.draw(st.integers(0, 96))
-    parts = in_pieces(make_vocoder(name), frames, data.draw(cuts_of(frames)), seed)
+    """Pieces longer than the largest bucket too, and pieces that are computed in another layout of the memory."""
+    frames, seed = data.draw(st.integers(1, 34)), data.draw(st.integers(0, 96))
+    vocoder = make_vocoder(name, *data.draw(st.sampled_from([(), (14, 30)])))
+    parts = in_pieces(vocoder, frames, data.draw(cuts_of(frames)), seed)
     np.testing.assert_allclose(parts, whole(MODELS[name], frames, seed), atol=TOLERANCE, rtol=0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.test_hift_stream import MODELS, random_mel
+from tests.test_hift_stream import MODELS, TOLERANCE, random_mel
 from vivace.config import VocoderConfig
 from vivace.kernels.hift_plan import Param
 from vivace.kernels.hift_tiles import default_tile
@@ -28,11 +28,13 @@ class Recorder:
 
     def __init__(self, vocoder: DeviceVocoder) -> None:
         self._vocoder, self._run = vocoder, vocoder.runner.run
+        self.frames: list[int] = []
         self.rows: list[int] = []
         self.used: list[int] = []
 
     def __call__(self, frames: int, rows: int) -> None:
         params = self._vocoder.runner.params[:rows]
+        self.frames.append(frames)
         self.rows.append(rows)
         self.used.append(int((params[:, Param.NEW_FRAMES] > 0).sum()))
         spare = params[:, Param.SLOT] == self._vocoder.runner.spare_slot
@@ -92,6 +94,64 @@ def test_rows_are_as_many_as_memory_is_for() -> None:
     assert rows(None) == 8
 
 
+def test_long_pieces_lie_in_the_memory_of_many_short_ones() -> None:
+    def rows(max_rows: int, max_bytes: int | None) -> dict[int, int]:
+        made = DeviceVocoder(
+            MODELS["frame"],
+            1,
+            buckets=(6, 24, 48),
+            common_frames=6,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            use_kernels=False,
+        )
+        first, *others = (place.arena for place in made.runner.places)
+        assert {arena.data_ptr() for arena in others} <= {first.data_ptr()}
+        weights = [[op.weight.data_ptr() for op in place.layout.convs] for place in made.runner.places]
+        assert all(own == weights[0] for own in weights)
+        return made.rows
+
+    short, middle, long = (4 * LayoutBuilder(MODELS["frame"], frames).build().size for frames in (6, 24, 48))
+    assert 3 * short < middle < long < 8 * short
+    assert rows(8, 8 * short) == {6: 8, 24: 8 * short // middle, 48: 1}
+    assert rows(32, None) == {6: 32, 24: 4, 48: 4}
+    assert rows(1, 8 * short) == {6: 1}
+    assert rows(1, 4 * middle) == {6: 1, 24: 1}
+    assert rows(1, 4 * long) == rows(1, None) == {6: 1, 24: 1, 48: 1}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "frames", "used"),
+    [
+        ([30], [36], [1]),
+        ([32, 3], [6, 36], [1, 1]),  # those that bring little do not wait for the others
+        ([18, 20], [24], [2]),
+        ([37], [36, 11], [1, 1]),
+        ([9, 9, 9, 9, 9], [6, 6], [5, 5]),  # of many, pieces as short as ever
+    ],
+)
+def test_few_streams_with_much_take_long_pieces(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], frames: list[int], used: list[int]
+) -> None:
+    buckets = (6, 11, 24, 36)
+    vocoder = DeviceVocoder(
+        MODELS["frame"], slots=5, buckets=buckets, common_frames=11, max_rows=ROWS, use_kernels=False
+    )
+    vocoder.rows |= {24: 2, 36: 1}
+    recorder = Recorder(vocoder)
+    monkeypatch.setattr(vocoder.runner, "run", recorder)
+    streams = [vocoder.open(seed) for seed in range(len(lengths))]
+    mels = [random_mel(length, seed) for seed, length in enumerate(lengths)]
+    pending = vocoder.launch_batch([(stream, mel, True) for stream, mel in zip(streams, mels, strict=True)])
+    samples = [vocoder.collect(own) for own in pending]
+    assert (recorder.frames, recorder.used) == (frames, used)
+    plain = DeviceVocoder(MODELS["frame"], slots=1, buckets=(6, 11), use_kernels=False)
+    for seed, (mel, own) in enumerate(zip(mels, samples, strict=True)):
+        stream = plain.open(seed)
+        np.testing.assert_allclose(own, plain.step(stream, mel, is_last=True), atol=TOLERANCE, rtol=0)
+        plain.close(stream)
+
+
 def test_buffers_of_the_host_come_back_with_the_last_part(vocoder: DeviceVocoder) -> None:
     streams = [vocoder.open(seed) for seed in range(3)]
     pending = vocoder.launch_batch([(stream, random_mel(6, seed=1), False) for stream in streams])
@@ -134,12 +194,16 @@ def test_parts_of_one_copy_wait_once_and_have_their_own_flags() -> None:
 
 
 def test_the_order_of_sums_does_not_depend_on_the_company() -> None:
-    """Full size: the step along the channels is the same for any number of rows; blocks fit the shared memory."""
+    """Full size: the step along the channels is the same for any number of rows and frames; blocks fit the shared
+    memory."""
     layout = LayoutBuilder(CausalHiFT(VocoderConfig()), 56, half=True).build()
     layout.halve_weights()
     for op in layout.convs:
         for precision in ("half", "tf32", "tf32x3"):
-            tiles = [default_tile(op, op.precision or precision, rows) for rows in (1, 2, 4, 8, 16, 32)]
+            own = op.precision or precision
+            tiles = [default_tile(op, own, rows) for rows in (1, 2, 4, 8, 16, 32)]
+            for rows, frames, same in ((1, 56, 1), (2, 108, 4), (4, 216, 16), (1, 808, 16), (32, 108, 32)):
+                assert default_tile(op, own, rows, frames) == default_tile(op, own, same)
             assert len({tile.k for tile in tiles}) == 1
             sizes = [tile.m * tile.n for tile in tiles]
             assert sizes == sorted(sizes)

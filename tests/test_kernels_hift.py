@@ -77,7 +77,7 @@ class Bench:
     def __init__(self, name: str, precision: str = "ieee") -> None:
         torch.manual_seed(5)
         self.vocoder = make_vocoder(name, precision, use_kernels=False, use_graphs=False)
-        self.layout = self.vocoder.runner.layout
+        self.layout = self.vocoder.runner.places[0].layout
         streams = ((0, 6, False), (11, 3, False), (20, 1, True), (0, 2, False))
         rows = [
             self.vocoder.describe(DeviceStream(slot % 3, 77 + slot, before), new, is_last)[0]
@@ -89,7 +89,7 @@ class Bench:
         self.states = self.vocoder.runner.states
         self.states.pool.normal_()
         self.states.phases.uniform_()
-        self.out = torch.randn(4, self.vocoder.runner.row_values, device=DEVICE)
+        self.out = torch.randn(4, self.vocoder.runner.width(FRAMES), device=DEVICE)
         self.out[:, 0] = 0.0
         f0 = self.layout.source.f0
         self.arena[:, f0 : f0 + FRAMES] = torch.rand(4, FRAMES, device=DEVICE) * 40

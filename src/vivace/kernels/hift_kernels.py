@@ -1,7 +1,8 @@
 """Triton kernels of the vocoder; ``hift`` launches them, ``hift_reference`` is the definition.
 
 ``arena`` holds a row's intermediate results, ``numbers`` its parameters (``hift_plan.Param``). The last grid axis is
-the row. A program whose rows lie behind the piece's true length ends at once.
+the row. A program whose rows lie behind the piece's true length ends at once. Where buffers lie is no constant: the
+same code serves layouts of any length.
 """
 # ruff: noqa: ANN001, ANN201, ANN202, N803, C901
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -262,10 +263,10 @@ def join_kernel(
     arena_stride,
     numbers,
     alpha,
-    UPSAMPLED: tl.constexpr,
-    SOURCE: tl.constexpr,
-    RAW: tl.constexpr,
-    ACTIVATED: tl.constexpr,
+    upsampled,
+    source,
+    raw,
+    activated_starts,
     GROUPS: tl.constexpr,
     C: tl.constexpr,
     RATE: tl.constexpr,
@@ -287,13 +288,13 @@ def join_kernel(
     if SHIFT > 0:
         mirrored = (i < C) & (tl.load(numbers + _START) == 0)
         from_up = tl.where(mirrored, i + C, from_up)
-    x = tl.load(arena + UPSAMPLED + from_up, mask=inside, other=0.0)
-    x += tl.load(arena + SOURCE + i, mask=inside, other=0.0)
-    tl.store(arena + RAW + i, x, mask=inside)
+    x = tl.load(arena + upsampled + from_up, mask=inside, other=0.0)
+    x += tl.load(arena + source + i, mask=inside, other=0.0)
+    tl.store(arena + raw + i, x, mask=inside)
     operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
     for g in tl.static_range(GROUPS):
         y = _snake(x, tl.load(alpha + g * C + i % C), tl.load(alpha + (GROUPS + g) * C + i % C))
-        tl.store(operands + ACTIVATED[g] + i, _operand(y, ROUNDING), mask=inside)
+        tl.store(operands + activated_starts[g] + i, _operand(y, ROUNDING), mask=inside)
 
 
 @triton.jit
@@ -302,9 +303,9 @@ def mean_kernel(
     operands,
     arena_stride,
     numbers,
-    INPUTS: tl.constexpr,
+    inputs,
+    output,
     GROUPS: tl.constexpr,
-    OUTPUT: tl.constexpr,
     C: tl.constexpr,
     RATE: tl.constexpr,
     EXTRA: tl.constexpr,
@@ -321,10 +322,10 @@ def mean_kernel(
     frames = tl.load(numbers + _FRAMES).to(tl.int32)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = (i < (frames * RATE + EXTRA) * C) & (frames > 0)
-    x = tl.load(arena + INPUTS[0] + i, mask=inside, other=0.0)
+    x = tl.load(arena + inputs[0] + i, mask=inside, other=0.0)
     for g in tl.static_range(1, GROUPS):
-        x += tl.load(arena + INPUTS[g] + i, mask=inside, other=0.0)
+        x += tl.load(arena + inputs[g] + i, mask=inside, other=0.0)
     x = x / GROUPS
     x = tl.where(x > 0, x, x * SLOPE)
     operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
-    tl.store(operands + OUTPUT + i, _operand(x, ROUNDING), mask=inside)
+    tl.store(operands + output + i, _operand(x, ROUNDING), mask=inside)

@@ -28,8 +28,8 @@ def post_kernel(
     weight,
     bias,
     basis,
-    X: tl.constexpr,
-    FRAMES: tl.constexpr,
+    x_start,
+    frames_start,
     ALIGN: tl.constexpr,
     C: tl.constexpr,
     TAPS: tl.constexpr,
@@ -63,7 +63,7 @@ def post_kernel(
     # A row's window is one stretch of memory, because the taps are neighbours.
     for k0 in range(0, TAPS * C, BK):
         inside = k0 + k < TAPS * C
-        x = tl.load(arena + X + m[:, None] * C + k0 + k[None, :], mask=inside[None, :], other=0.0)
+        x = tl.load(arena + x_start + m[:, None] * C + k0 + k[None, :], mask=inside[None, :], other=0.0)
         w = tl.load(
             weight + w_rows[:, None] + k0 + k[None, :], mask=inside[None, :] & real_n[:, None], other=0.0
         )
@@ -84,7 +84,7 @@ def post_kernel(
     frame = tl.dot(real, tl.load(place, mask=keep, other=0.0), input_precision=PRECISION)
     place += BINS * N_FFT
     frame = tl.dot(imaginary, tl.load(place, mask=keep, other=0.0), frame, input_precision=PRECISION)
-    place = arena + FRAMES + m[:, None] * N_FFT + i[None, :]
+    place = arena + frames_start + m[:, None] * N_FFT + i[None, :]
     tl.store(place, frame, mask=(m[:, None] < count) & (i[None, :] < N_FFT))
 
 
@@ -97,7 +97,7 @@ def inverse_kernel(
     out,
     flags,
     out_stride,
-    FRAMES: tl.constexpr,
+    frames_start,
     N_FFT: tl.constexpr,
     HOP: tl.constexpr,
     HOP_FRAME: tl.constexpr,
@@ -128,7 +128,7 @@ def inverse_kernel(
         tap = sample + N_FFT // 2 - column * HOP
         value = tl.load(window + tap, mask=real, other=0.0)
         squares += value * value
-        total += tl.load(arena + FRAMES + column * N_FFT + tap, mask=real, other=0.0)
+        total += tl.load(arena + frames_start + column * N_FFT + tap, mask=real, other=0.0)
     y = total / tl.where(squares > 0, squares, 1.0)
     y = tl.where(y > LIMIT, LIMIT, tl.where(y < -LIMIT, -LIMIT, y))  # not a number stays what it is
     out += row * out_stride

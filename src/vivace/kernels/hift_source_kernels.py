@@ -31,8 +31,8 @@ def readout_kernel(
     arena_stride,
     numbers,
     weight,
-    HIDDEN: tl.constexpr,
-    F0: tl.constexpr,
+    hidden,
+    f0_values,
     C: tl.constexpr,
     BC: tl.constexpr,
     BT: tl.constexpr,
@@ -48,12 +48,12 @@ def readout_kernel(
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     inside = t < tl.load(numbers + _F0_FRAMES)
     x = tl.load(
-        arena + HIDDEN + t[:, None] * C + channels[None, :],
+        arena + hidden + t[:, None] * C + channels[None, :],
         mask=inside[:, None] & (channels[None, :] < C),
         other=0.0,
     )
     f0 = tl.abs(tl.sum(x.to(tl.float64) * w[None, :], axis=1) + tl.load(weight + C))
-    tl.store(arena + F0 + t, f0.to(tl.float32), mask=inside)
+    tl.store(arena + f0_values + t, f0.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -65,8 +65,8 @@ def phases_kernel(
     phases_stride,
     flags,
     flags_stride,
-    F0: tl.constexpr,
-    STARTS: tl.constexpr,
+    f0_values,
+    starts,
     HARMONICS: tl.constexpr,
     HOP: tl.constexpr,
     RATE_HZ: tl.constexpr,
@@ -89,14 +89,14 @@ def phases_kernel(
     for t0 in range(0, frames, BT):
         t = t0 + tl.arange(0, BT)
         inside = t < frames
-        f0 = tl.load(arena + F0 + t, mask=inside, other=0.0)
+        f0 = tl.load(arena + f0_values + t, mask=inside, other=0.0)
         step = f0[:, None] * (h[None, :] + 1).to(tl.float32) / RATE_HZ
         step = tl.where(inside[:, None], step - tl.floor(step), 0.0)
         moved = step.to(tl.float64) * HOP
         ends = tl.cumsum(moved, axis=0) + phase[None, :]
         given = ends - moved if PER_SAMPLE else ends
         given = (given - tl.floor(given)).to(tl.float32)
-        place = arena + STARTS + t[:, None] * 16 + h[None, :]
+        place = arena + starts + t[:, None] * 16 + h[None, :]
         tl.store(place, given, mask=inside[:, None] & (h < HARMONICS)[None, :])
         phase += tl.sum(moved, axis=0)
         phase -= tl.floor(phase)
@@ -110,9 +110,9 @@ def samples_kernel(
     arena_stride,
     numbers,
     mix,
-    F0: tl.constexpr,
-    STARTS: tl.constexpr,
-    SAMPLES: tl.constexpr,
+    f0_values,
+    starts,
+    samples,
     HARMONICS: tl.constexpr,
     HOP: tl.constexpr,
     RATE_HZ: tl.constexpr,
@@ -137,12 +137,12 @@ def samples_kernel(
     key = tl.load(numbers + _NOISE_KEY).to(tl.uint32)
     first_index = ((start * HOP) * HARMONICS).to(tl.uint32) + key
     frame = i // HOP
-    f0 = tl.load(arena + F0 + frame, mask=inside, other=0.0)
+    f0 = tl.load(arena + f0_values + frame, mask=inside, other=0.0)
     voiced = (f0 > THRESHOLD).to(tl.float32)
     level = voiced * VOICED + (1.0 - voiced) * (AMPLITUDE / 3)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for h in tl.static_range(HARMONICS):
-        cycles = tl.load(arena + STARTS + frame * 16 + h, mask=inside, other=0.0)
+        cycles = tl.load(arena + starts + frame * 16 + h, mask=inside, other=0.0)
         if PER_SAMPLE:
             step = f0 * (h + 1.0) / RATE_HZ
             step -= tl.floor(step)
@@ -160,7 +160,7 @@ def samples_kernel(
     tanh = (e - 1.0) / (e + 1.0)
     tanh = tl.where(tl.abs(total) < 0.02, total * (1.0 - total * total * (1.0 / 3.0)), tanh)
     tanh = tl.where(total == total, tanh, total)
-    tl.store(arena + SAMPLES + shift + i, tanh, mask=inside)
+    tl.store(arena + samples + shift + i, tanh, mask=inside)
 
 
 @triton.jit
@@ -170,8 +170,8 @@ def spectrum_kernel(
     arena_stride,
     numbers,
     basis,
-    SAMPLES: tl.constexpr,
-    OUTPUT: tl.constexpr,
+    samples,
+    output,
     BEFORE: tl.constexpr,
     N_FFT: tl.constexpr,
     HOP: tl.constexpr,
@@ -200,9 +200,9 @@ def spectrum_kernel(
         # The signal is mirrored at its beginning and at its end.
         place = tl.abs(column * HOP + start + (i - N_FFT // 2))
         place = tl.where(place >= end, 2 * (end - 1) - place, place)
-        value = tl.load(arena + SAMPLES + place - start, mask=real, other=0.0)
+        value = tl.load(arena + samples + place - start, mask=real, other=0.0)
         total += value[:, None] * tl.load(basis + i * (2 * BINS) + b, mask=b < 2 * BINS, other=0.0)[None, :]
     place = (column[:, None] + BEFORE) * (2 * BINS) + b[None, :]
     operands += row * arena_stride * (2 if ROUNDING == 2 else 1)
     total = _operand(total, ROUNDING)
-    tl.store(operands + OUTPUT + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))
+    tl.store(operands + output + place, total, mask=keep[:, None] & (b[None, :] < 2 * BINS))

@@ -1,4 +1,7 @@
-"""Block shapes of the vocoder's convolutions, by the size of a launch; measured on an H200 at 1, 4 and 16 rows."""
+"""Block shapes of the vocoder's convolutions, by the size of a launch.
+
+Measured on an H200 at 1, 4 and 16 rows of a second; a launch of few long rows is taken for one of many short ones.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ if TYPE_CHECKING:
     from vivace.kernels.hift_plan import Conv
 
 _FRAMES = 50  # a second of audio
+_MOST = 32  # seconds of a launch from which on block shapes stay
 _FEW, _MANY = 64, 400  # programs of 64 × 64 values
 _SPLIT_FEW, _SPLIT_MANY = 32, 100
 
@@ -32,12 +36,16 @@ class Tile:
     swapped: bool = False
 
 
-def default_tile(op: Conv, precision: str, rows: int = 1) -> Tile:
+def default_tile(op: Conv, precision: str, rows: int = 1, frames: int = _FRAMES) -> Tile:
     """Block shape that was the fastest, or near it, where it was measured.
 
     ``k``, which sets the order of summation, is the same for any number of frames and rows: a stream's samples are the
     same bits whatever its pieces and its company are.
+
+    Args:
+        frames: of a row.
     """
+    rows = min(_MOST, rows * max(1, frames // _FRAMES))  # seconds of audio
     if precision == "ieee":
         return Tile(16, 16, 32 if op.channels_in % 32 == 0 else 16)
     if precision == "tf32x3":

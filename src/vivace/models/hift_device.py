@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 _FRAMES = (int(Param.F0_FRAMES), int(Param.FRAMES))
 _DEPTH = 8  # launches whose parameters may be under way
 
-BUCKETS = (8, 16, 32, 56, 108)
-"""Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds."""
+BUCKETS = (8, 16, 32, 56, 108, 216, 456, 808)
+"""Frames of a graph: small first chunks, a chunk of one second with what waited before it, two seconds, and 4, 9 and 16
+for one stream or few."""
+
+COMMON_FRAMES = 108
+"""Most frames of a bucket for as many streams as a launch may have; longer ones are for few."""
+
+_LONG_ROWS = 4  # streams of a launch of longer pieces: more are as fast in short ones
 
 
 def is_supported(device: torch.device) -> bool:
@@ -50,11 +56,17 @@ class DeviceVocoder(SlotVocoder):
             the sum of three products) or "ieee" (float32); None: "half" on a GPU, "ieee" elsewhere. F0, the last
             convolution and all sums between the convolutions keep float32's accuracy whatever it is.
         buckets: frames of the graphs.
+        common_frames: most of a bucket for ``max_rows`` streams.
         use_kernels: Triton; the plain versions otherwise. None chooses by the device.
         use_graphs: capture; None chooses by the device.
         max_rows: streams of one launch; more at once are several launches of nearly equal size.
         max_bytes: memory for what the streams of a launch work on. Where it is too small for ``max_rows``, that becomes
-            the largest power of two that fits, one at least.
+            the largest power of two that fits, one at least. Longer buckets lie in the
+            same memory: they are for as few streams as fit, and left out where one alone neither does nor takes less
+            than a quarter of ``max_bytes``.
+
+    Attributes:
+        rows: by bucket, the most streams of a launch.
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class DeviceVocoder(SlotVocoder):
         slots: int = 8,
         precision: str | None = None,
         buckets: Sequence[int] = BUCKETS,
+        common_frames: int = COMMON_FRAMES,
         use_kernels: bool | None = None,
         use_graphs: bool | None = None,
         max_rows: int = 1,
@@ -71,25 +84,20 @@ class DeviceVocoder(SlotVocoder):
         self.device = model.conv_pre.weight.device
         on_gpu, has_kernels = self.device.type == "cuda", gpu_of(self.device) is not None
         self.precision = precision or ("half" if has_kernels else "ieee")
-        self.buckets = tuple(sorted(buckets))
         self._lookahead = model.conv_pre.lookahead
         self._hop = model.hop_samples
         self._behind = model.fourier.n_fft // 2 - model.fourier.hop
-        most = self.buckets[-1]
-        if most <= self._lookahead:
-            raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
-        with torch.no_grad():
-            layout = LayoutBuilder(model, most, half=self.precision == "half").build()
-            if self.precision == "tf32":
-                layout.round_weights()
-            elif self.precision == "half":
-                layout.halve_weights()
-        self.max_rows = max_rows if max_bytes is None else _fitting(max_rows, layout, max_bytes)
+        common, *longer = self._layouts(model, sorted(buckets), common_frames)
+        self.max_rows = max_rows if max_bytes is None else _fitting(max_rows, common, max_bytes)
+        self._common = common.frames
+        self.rows = {bucket: self.max_rows for bucket in sorted(buckets) if bucket <= self._common}
+        self.rows |= _fitting_beside(common, self.max_rows, longer, max_bytes)
+        self.buckets = tuple(self.rows)
+        layouts = [(own, self.rows[own.frames]) for own in (common, *longer) if own.frames in self.rows]
         self.runner = PieceRunner(
-            layout,
+            layouts,
             self.device,
             slots,
-            self.max_rows,
             lambda frames: frames * self._hop + self._behind,
             self.precision,
             has_kernels if use_kernels is None else use_kernels,
@@ -101,8 +109,39 @@ class DeviceVocoder(SlotVocoder):
         ]
         self._params_events: list[torch.cuda.Event | None] = [None] * _DEPTH
         self._launches = 0
-        host = HostBuffers(self.runner.row_values, HEADER, on_gpu)
-        super().__init__(slots, most - self._lookahead, host)
+        width = self.runner.width
+        self._long_host = HostBuffers(width(self.buckets[-1]), HEADER, on_gpu)
+        super().__init__(
+            slots, self._common - self._lookahead, HostBuffers(width(self._common), HEADER, on_gpu)
+        )
+
+    def _layouts(self, model: CausalHiFT, buckets: list[int], common_frames: int) -> list[Layout]:
+        """One for all common buckets, and one for each longer one; with the same weights."""
+        common = max((bucket for bucket in buckets if bucket <= common_frames), default=buckets[0])
+        if common <= self._lookahead:
+            raise ValueError(f"a bucket of more than {self._lookahead} frames is needed")
+        layouts: list[Layout] = []
+        with torch.no_grad():
+            for frames in (bucket for bucket in buckets if bucket >= common):
+                layout = LayoutBuilder(model, frames, half=self.precision == "half").build()
+                if layouts:
+                    layout.share_weights(layouts[0])
+                elif self.precision == "tf32":
+                    layout.round_weights()
+                elif self.precision == "half":
+                    layout.halve_weights()
+                layouts.append(layout)
+        return layouts
+
+    def _next_pieces(self, lengths: list[int]) -> tuple[list[int], int]:
+        """Few streams that bring much take long pieces, behind those that bring little; many take short ones."""
+        is_long = [length > self._most_frames for length in lengths]
+        bucket = max(bucket for bucket, rows in self.rows.items() if rows >= min(sum(is_long), self.max_rows))
+        if bucket == self._common or not any(is_long):
+            return list(range(len(lengths))), self._most_frames
+        if not all(is_long):
+            return [index for index, long in enumerate(is_long) if not long], self._most_frames
+        return list(range(len(lengths))), bucket - self._lookahead
 
     def _split(self, work: list[Row]) -> list[list[Row]]:
         count = -(-len(work) // self.max_rows)
@@ -111,19 +150,23 @@ class DeviceVocoder(SlotVocoder):
 
     def warm_up(self, rows: Sequence[int] = (1,)) -> None:
         """Compiles the kernels and captures every graph. Open streams keep their state."""
-        for bucket in self.buckets:
-            for count in rows:
-                self.runner.prepare(bucket, count)
+        for bucket, count in self._graphs(rows):
+            self.runner.prepare(bucket, count)
         if self.device.type == "cuda":
-            for count in rows:
-                self._host.reserve(count, 2)
+            for bucket, count in self._graphs(rows):
+                self._host_of(bucket).reserve(count, 2)
 
     @torch.no_grad()
     def rehearse(self, rows: Sequence[int] = (1,)) -> None:
         """Runs once, without memory, what ``warm_up`` compiles; see ``vivace.kernels.launches``."""
-        for bucket in self.buckets:
-            for count in rows:
-                self.runner.launch(bucket, count)
+        for bucket, count in self._graphs(rows):
+            self.runner.launch(bucket, count)
+
+    def _graphs(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        return [(bucket, count) for bucket, most in self.rows.items() for count in rows if count <= most]
+
+    def _host_of(self, bucket: int) -> HostBuffers:
+        return self._host if bucket <= self._common else self._long_host
 
     def _launch_rows(self, work: list[Row]) -> None:
         which = self._launches % _DEPTH
@@ -146,12 +189,14 @@ class DeviceVocoder(SlotVocoder):
         self.runner.prepare(bucket, rows)
         outputs = self.runner.outputs(bucket, rows)
         readers = sum(end > start for start, end in ranges)
-        copy = self._host.take(rows, outputs.shape[1], readers) if readers else None
+        if rows == 1:  # of one stream no more than there is; of several one stretch of memory
+            outputs = outputs[:, : max(end for _, end in ranges)]
+        copy = self._host_of(bucket).take(rows, outputs.shape[1], readers) if readers else None
         self.runner.params[:rows].copy_(pinned[:rows], non_blocking=True)
         self._params_events[which] = record_event(self.device)
         for row, (_, mel, _, _) in enumerate(work):
             if mel.shape[1]:
-                self.runner.mel_rows(row, mel.shape[1]).copy_(mel.T, non_blocking=True)
+                self.runner.mel_rows(bucket, row, mel.shape[1]).copy_(mel.T, non_blocking=True)
         self.runner.run(bucket, rows)
         if copy is None:
             return
@@ -188,6 +233,17 @@ class DeviceVocoder(SlotVocoder):
             return values, (0, 0)
         first = HEADER + (self._behind if start == 0 else 0)
         return values, (first, HEADER + (end - start) * self._hop + (self._behind if is_last else 0))
+
+
+def _fitting_beside(common: Layout, rows: int, longer: list[Layout], max_bytes: int | None) -> dict[int, int]:
+    """Rows of longer layouts, by their frames, in the memory of so many common ones; of those that fit at all."""
+    result = {}
+    for layout in longer:
+        fits_alone = max_bytes is None or 4 * layout.size <= max_bytes // 4
+        count = rows * common.size // layout.size or int(fits_alone)
+        if count:
+            result[layout.frames] = min(rows, _LONG_ROWS, 1 << (count.bit_length() - 1))
+    return result
 
 
 def _fitting(rows: int, layout: Layout, max_bytes: int) -> int:

@@ -7,7 +7,7 @@ stretches of memory with its weights. ``vivace.kernels.hift_plan`` has the vocab
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -96,7 +96,20 @@ class Layout:
         """To float16, except those of F0 and of the last convolution; scaled by powers of two, which loses nothing."""
         self._change_weights(halved)
 
+    def share_weights(self, other: Layout) -> None:
+        """Takes those of a layout of the same model for pieces of another length, changed as they are there."""
+        ops = iter(other.convs)
+
+        def sharing(op: Conv) -> Conv:
+            own = next(ops)
+            assert own.name == op.name
+            return replace(op, weight=own.weight, scale=own.scale)
+
+        self.f0 = [sharing(op) for op in self.f0]
+        self._change_weights(sharing)
+
     def _change_weights(self, change: Callable[[Conv], Conv]) -> None:
+        """Of all but F0, in the order of ``convs``."""
         self.pre = change(self.pre)
         for stage in self.stages:
             stage.up = change(stage.up)

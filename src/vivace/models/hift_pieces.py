@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -20,67 +21,99 @@ _ALIGNMENT = 16  # values: kernels are compiled once for all widths of output ro
 _BLOCK = 1024  # values that one program copies between arena and pool
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where pieces of up to ``layout.frames`` frames are computed.
+
+    Attributes:
+        arena: ``[rows, layout.size]``; rows: most pieces at once.
+        states: of all slots, which pieces of any length share.
+    """
+
+    layout: Layout
+    arena: Tensor
+    states: States
+
+
 class PieceRunner:
     """Computes the pieces that ``params`` describes.
 
     Args:
-        layout: the launches.
+        layouts: the launches for pieces of some length or another, and how many such pieces at once; the longer, the
+            fewer. They lie in the same memory, so that nothing but ``states`` outlasts a run.
         device: where.
         slots: states that are kept.
-        rows: most pieces at once.
         samples: most samples of a row, for so many frames.
         precision: of the convolutions.
         use_kernels: Triton; the plain versions otherwise.
         use_graphs: capture once, then replay.
 
     Attributes:
+        places: one for each layout, that of the shortest pieces first.
+        states: of the first one; its pool is that of all.
         params: what the pieces are, ``[rows, len(Param)]``; to be written before ``run``.
-        row_values: most values of an output row.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        layouts: Sequence[tuple[Layout, int]],
         device: torch.device,
         slots: int,
-        rows: int,
         samples: Callable[[int], int],
         precision: str,
         use_kernels: bool,
         use_graphs: bool,
     ) -> None:
-        self.layout, self.precision = layout, precision
+        self.precision = precision
         self._device, self._use_graphs = device, use_graphs
         self._kernels = _kernels(use_kernels)
         on_gpu = device.type == "cuda"
         # Programmatic dependent launch: a launch begins while the one before it ends.
         gpu = gpu_of(device)
         self.pdl = use_kernels and gpu is not None and gpu.has_overlap
-        self.arena = torch.zeros(rows, layout.size, device=device)
-        self.params = torch.zeros(rows, len(Param), dtype=torch.int64, device=device)
         self._samples = samples
-        self.row_values = self._width(layout.frames)
-        self._out = torch.zeros(rows * self.row_values, device=device)
-        self.states = self._state_pool(slots)
+        layouts = sorted(layouts, key=lambda pair: pair[0].frames)
+        most_rows = max(rows for _, rows in layouts)
+        memory = torch.zeros(max(rows * layout.size for layout, rows in layouts), device=device)
+        self.params = torch.zeros(most_rows, len(Param), dtype=torch.int64, device=device)
+        self._out = torch.zeros(
+            max(rows * self.width(layout.frames) for layout, rows in layouts), device=device
+        )
+        slot_values = _state_table(layouts[0][0])[1]
+        pool = torch.zeros(slots + 1, slot_values, device=device)
+        phases = torch.zeros(slots + 1, 16, dtype=torch.float64, device=device)
+        self.places: list[Place] = []
+        for layout, rows in layouts:
+            table, values = _state_table(layout)
+            assert values == slot_values
+            arena = memory[: rows * layout.size].view(rows, layout.size)
+            states = States(pool, phases, torch.tensor(table, dtype=torch.int64, device=device), _BLOCK)
+            self.places.append(Place(layout, arena, states))
+        self.states = self.places[0].states
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._sides = [_stream(device) for _ in layout.stages] if on_gpu else []
+        self._sides = [_stream(device) for _ in layouts[0][0].stages] if on_gpu else []
 
     @property
     def spare_slot(self) -> int:
         """Of pieces without frames, which compute nothing."""
         return self.states.pool.shape[0] - 1
 
-    def mel_rows(self, row: int, count: int) -> Tensor:
-        """Where the new mel frames of a row go: ``[count, 80]``."""
-        mel = self.layout.mel
-        return self.arena[row, mel.origin : mel.origin + count * mel.channels].view(count, mel.channels)
+    def place(self, frames: int) -> Place:
+        """Of ``run(frames, …)``."""
+        return next(place for place in self.places if place.layout.frames >= frames)
+
+    def mel_rows(self, frames: int, row: int, count: int) -> Tensor:
+        """Where the new mel frames of a row go, before ``run(frames, …)``: ``[count, 80]``."""
+        place = self.place(frames)
+        mel = place.layout.mel
+        return place.arena[row, mel.origin : mel.origin + count * mel.channels].view(count, mel.channels)
 
     def outputs(self, frames: int, rows: int) -> Tensor:
         """What ``run(frames, rows)`` writes: a header and the samples of every row, in one stretch of memory.
 
         Valid until the next run.
         """
-        width = self._width(frames)
+        width = self.width(frames)
         return self._out[: rows * width].view(rows, width)
 
     def run(self, frames: int, rows: int) -> None:
@@ -109,8 +142,9 @@ class PieceRunner:
 
     def launch(self, frames: int, rows: int) -> None:
         """All launches of ``run``, one by one."""
-        kernels, layout, precision, pdl = self._kernels, self.layout, self.precision, self.pdl
-        arena, params, states = self.arena[:rows], self.params[:rows], self.states
+        kernels, precision, pdl, place = self._kernels, self.precision, self.pdl, self.place(frames)
+        layout, states = place.layout, place.states
+        arena, params = place.arena[:rows], self.params[:rows]
         out = self.outputs(frames, rows)
 
         def convs(ops: Sequence[Conv], chained: bool = True) -> None:
@@ -141,7 +175,8 @@ class PieceRunner:
         kernels.inverse(layout.post, arena, params, frames, out, HEADER, pdl)
         kernels.save_states(states, arena, params, pdl)
 
-    def _width(self, frames: int) -> int:
+    def width(self, frames: int) -> int:
+        """Values of an output row of ``run(frames, …)``."""
         return -(-(HEADER + self._samples(frames)) // _ALIGNMENT) * _ALIGNMENT
 
     def _aside(self, index: int) -> AbstractContextManager[object]:
@@ -155,19 +190,16 @@ class PieceRunner:
         if self._sides:
             torch.cuda.current_stream(self._device).wait_stream(self._sides[index])
 
-    def _state_pool(self, slots: int) -> States:
-        table, size = [], 0
-        for history in self.layout.histories:
-            for start in range(0, history.count, _BLOCK):
-                count = min(_BLOCK, history.count - start)
-                table.append([history.start + start, size, count, int(history.field), history.per_frame])
-                size += -(-count // 4) * 4
-        return States(
-            torch.zeros(slots + 1, size, device=self._device),
-            torch.zeros(slots + 1, 16, dtype=torch.float64, device=self._device),
-            torch.tensor(table, dtype=torch.int64, device=self._device),
-            _BLOCK,
-        )
+
+def _state_table(layout: Layout) -> tuple[list[list[int]], int]:
+    """Rows of ``States.table``, and the values of a slot: the same whatever the layout's frames are."""
+    table, size = [], 0
+    for history in layout.histories:
+        for start in range(0, history.count, _BLOCK):
+            count = min(_BLOCK, history.count - start)
+            table.append([history.start + start, size, count, int(history.field), history.per_frame])
+            size += -(-count // 4) * 4
+    return table, size
 
 
 def _kernels(use_triton: bool) -> ModuleType:

@@ -23,12 +23,14 @@ class HostCopy:
         values: ``[rows, width]`` on the host, complete after ``event``; rows: the same for NumPy.
         memory: what they lie in.
         readers: parts that nobody has taken yet.
+        home: where the memory goes behind the last one.
         event: behind the copy; None where nothing is left to wait for.
     """
 
     values: Tensor
     memory: Tensor
     readers: int
+    home: list[Tensor]
     event: torch.cuda.Event | None = None
     rows: NDArray[np.float32] = field(init=False)
 
@@ -88,10 +90,13 @@ class HostBuffers:
         assert readers > 0
         free = self._free.setdefault(rows, [])
         memory = free.pop() if free else self._new(rows)
-        return HostCopy(memory[: rows * width].view(rows, width), memory, readers)
+        return HostCopy(memory[: rows * width].view(rows, width), memory, readers, free)
 
     def collect(self, pending: PendingSamples) -> tuple[Samples, bool]:
-        """Waits for what is pending and nothing that came after it; the samples, and whether any are not finite."""
+        """Waits for what is pending and nothing that came after it; the samples, and whether any are not finite.
+
+        The copies may be of other buffers with as long a header.
+        """
         parts, is_bad = [], False
         for copy, row, start, end in pending.parts:
             copy.wait()
@@ -100,7 +105,7 @@ class HostBuffers:
             is_bad |= bool(values.view(np.int32)[0]) if self._header else not np.isfinite(parts[-1]).all()
             copy.readers -= 1
             if copy.readers == 0:
-                self._free[len(copy.values)].append(copy.memory)
+                copy.home.append(copy.memory)
         pending.parts = []
         if len(parts) == 1:
             return parts[0], is_bad

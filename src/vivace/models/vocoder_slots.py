@@ -63,6 +63,10 @@ class SlotVocoder(ABC):
     def _split(self, work: list[Row]) -> list[list[Row]]:
         """What goes into one launch each."""
 
+    def _next_pieces(self, lengths: list[int]) -> tuple[list[int], int]:
+        """Which of the streams that have so many frames left come first, and the most frames of their pieces."""
+        return list(range(len(lengths))), self._most_frames
+
     @abstractmethod
     def _launch_rows(self, work: list[Row]) -> None:
         """One launch. Wants memory before anything moves a stream on the device."""
@@ -93,26 +97,30 @@ class SlotVocoder(ABC):
 
     @torch.no_grad()
     def launch_batch(self, items: Sequence[Item]) -> list[PendingSamples]:
-        """Next frames of several streams in as few launches as there are pieces of the longest mel.
+        """Next frames of several streams, side by side, in as few launches as the lengths of pieces allow.
 
         Where memory is missing for so many streams at once, half of them are tried, down to one. A stream that does
         not fit alone has an error in what is pending.
         """
         pending = [PendingSamples() for _ in items]
-        most, position = self._most_frames, 0
-        while True:
+        positions = [0] * len(items)
+        going = [
+            i
+            for i, (stream, mel, is_last) in enumerate(items)
+            if mel.shape[1] or (is_last and not stream.is_finished)
+        ]
+        while going:
+            chosen, most = self._next_pieces([items[i][1].shape[1] - positions[i] for i in going])
             work: list[Row] = []
-            for (stream, mel, is_last), own in zip(items, pending, strict=True):
-                rest = mel.shape[1] - position
-                ends = is_last and rest <= most and not stream.is_finished
-                if own.error is None and (rest > 0 or ends):
-                    piece = mel if rest == mel.shape[1] <= most else mel[:, position : position + most]
-                    work.append((stream, piece, ends, own))
-            if not work:
-                return pending
+            for i in (going[index] for index in chosen):
+                (stream, mel, is_last), start = items[i], positions[i]
+                end = positions[i] = min(start + most, mel.shape[1])
+                piece = mel if end - start == mel.shape[1] else mel[:, start:end]
+                work.append((stream, piece, is_last and end == mel.shape[1], pending[i]))
             for part in self._split(work):
                 self._launch_or_halve(part)
-            position += most
+            going = [i for i in going if pending[i].error is None and positions[i] < items[i][1].shape[1]]
+        return pending
 
     def _launch_or_halve(self, work: list[Row]) -> None:
         before = [(stream.frames, stream.is_finished) for stream, _, _, _ in work]
