@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers import noise_voice, quiet_engine
 from vivace import OverloadedError, SamplingParams, SynthesisRequest
+from vivace.engine import loop
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.lm_device_session import DeviceLMSession
 
@@ -118,6 +119,40 @@ def test_an_utterance_that_ends_with_or_soon_after_the_early_tokens(engine, monk
         assert result.num_speech_tokens == most
         samples.append(result.samples.tobytes())
     assert samples[0] == samples[1]
+    assert held(engine) == (0, 0, 0)
+
+
+@pytest.fixture
+def alone_in_turn(engine, monkeypatch):
+    """Chunks of a stream share launches, and its tokens come in turn with them; on a clock that stands still."""
+    _, device = parts(engine)
+    monkeypatch.setattr(loop, "now_ms", lambda: 0)
+    monkeypatch.setattr(device.lm.paged, "in_turn", True)
+    engine._scheduler.use(replace(device.capacity, batch=16, wave=16, wave_ms=60))
+    yield
+    engine._scheduler.use(device.capacity)
+
+
+@pytest.mark.parametrize(
+    ("most", "launches"),
+    [
+        (250, [28, 222]),  # 1 chunk, then 9
+        (255, [28, 227]),
+        (29, [28, 1]),
+        (20, [20]),
+        (500, [28, 15 * 25, 97]),  # the first chunk has 0.92 s
+    ],
+)
+@pytest.mark.usefixtures("alone_in_turn")
+def test_a_stream_alone_has_its_first_chunk_and_then_all_others_in_large_launches(
+    engine, monkeypatch, most, launches
+):
+    model = engine._assets.model
+    monkeypatch.setattr("vivace.engine.lm_rules.SHORTEST_LIMIT_TOKENS", most)
+    monkeypatch.setattr(model, "config", replace(model.config, token_text_ratio=(1000.0, 0.0)))
+    calls = flow_calls(engine, monkeypatch)
+    assert engine.synthesize(request(noise_voice(engine._config, 50, seed=4))).num_speech_tokens == most
+    assert [call[0][0] for call in calls[-len(launches) :]] == launches
     assert held(engine) == (0, 0, 0)
 
 

@@ -52,7 +52,7 @@ def test_the_scheduler_knows_how_much_audio_a_chunk_of_a_wave_needs(paged, monke
         device_stages, "make_device_flow", lambda flow, *_, **__: make_device_flow(flow, None, 8)
     )
     capacity = DeviceStages.build(assets.model, assets.limits, max_rows=3).capacity
-    assert capacity.wave == (1 if runs_beside else 8)
+    assert capacity.wave == (1 if runs_beside else 16)
     assert capacity.batch >= capacity.wave
     assert runs_beside or capacity.wave_ms == 321
     assert capacity.quiet_tokens == (32 if runs_beside else 0)

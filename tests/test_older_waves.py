@@ -34,9 +34,7 @@ def engine(request, tmp_path_factory):
     write_random_checkpoint(folder, "tiny", dtype="float32", generation=request.param)
     voices = tmp_path_factory.mktemp("voices")
     options = {"num_steps": 1, "token_text_ratio": (LEAST_RATIO[request.param], 40.0)}
-    with quiet_engine(
-        folder, voices=voices, scheduler=Scheduler(Policy(wave_ms=250, single_ms=0)), **options
-    ) as engine:
+    with quiet_engine(folder, voices=voices, scheduler=Scheduler(Policy(wave_ms=250)), **options) as engine:
         lm = engine._assets.model.lm
         with torch.no_grad():
             lm.llm_decoder.bias[lm.config.eos_id] += 2

@@ -1,5 +1,7 @@
 """What the scheduler plans: who comes first, how much at once, who may start, and when it wants to be asked again."""
 
+from dataclasses import replace
+
 import pytest
 
 from vivace.engine.admission import LEARNED_FROM, Admission, is_safe
@@ -128,7 +130,8 @@ ALONE = Capacity(batch=4, pack=1, wave=4)
         (920, 10, 100, 1),
         (1920, 10, 24, 0),
         (1920, 10, 25, 2),
-        (2720, 10, 100, 2),
+        (2720, 10, 49, 0),
+        (2720, 10, 100, 3),
         (3920, 10, 74, 0),
         (3920, 10, 75, 4),
         (3920, 3300, 75, 1),
@@ -146,48 +149,135 @@ def test_a_stream_alone_waits_for_the_chunks_of_a_launch(audio_ms, spent_ms, spa
     assert chunks or decoded(plan) == [1]
 
 
+FAST = Capacity(batch=64, pack=32, wave=16, wave_ms=60)
+
+
+def handed_over(audio_ms, spare, **state):
+    """A stream that has just got so much audio, its first chunk at 10 s."""
+    return Ticket(
+        1, 0, spare, opens_segment=False, submitted_ms=9_990, first_ms=10_000, audio_ms=audio_ms, **state
+    )
+
+
 @pytest.mark.parametrize(
     ("audio_ms", "spare", "chunks"),
-    [(920, 200, 1), (1920, 174, 0), (1920, 175, 8), (1500, 200, 4), (9920, 300, 8)],
+    [
+        (920, 349, 0),
+        (920, 350, 15),
+        (920, 400, 15),
+        (960, 400, 16),
+        (300, 100, 5),
+        (40, 100, 1),
+        (9920, 500, 16),
+    ],
 )
-def test_fast_stages_share_launches_from_the_third_chunk_on(audio_ms, spare, chunks):
-    """The first two go out one by one, however fast: a player has two seconds then."""
-    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
-    ticket = playing(1, 0, spare_tokens=spare)
-    ticket.first_ms, ticket.audio_ms = 10_000, audio_ms
-    scheduler.add(ticket)
+def test_fast_stages_share_launches_from_the_second_chunk_on(audio_ms, spare, chunks):
+    """Any number of chunks, as many as are there long before the first one has been played."""
+    scheduler = make(FAST)
+    scheduler.add(handed_over(audio_ms, spare))
     plan = scheduler.plan(10_010)
     assert plan.render == (((1, chunks),) if chunks else ())
 
 
+def test_all_that_is_left_of_a_short_utterance_is_one_launch():
+    scheduler = make(FAST)
+    scheduler.add(handed_over(920, 222, is_complete=True))
+    assert scheduler.plan(10_080).render == ((1, 9),)
+
+
+@pytest.mark.parametrize(
+    ("audio_ms", "spent_ms", "chunks"),
+    [(920, 619, 0), (920, 621, 1), (400, 199, 0), (400, 201, 1), (100, 41, 1)],
+)
+def test_a_stream_alone_that_runs_dry_waits_for_no_more_chunks(audio_ms, spent_ms, chunks):
+    """Below 300 ms, or half of a short first chunk."""
+    scheduler = make(FAST)
+    scheduler.add(handed_over(audio_ms, 60))
+    assert scheduler.plan(10_000 + spent_ms).render == (((1, chunks),) if chunks else ())
+
+
 def test_a_stream_alone_may_decode_all_that_its_next_launch_needs():
     scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
-    ticket = playing(1, 0, spare_tokens=160)
-    ticket.first_ms, ticket.audio_ms = 10_000, 1920
-    scheduler.add(ticket)
+    scheduler.add(handed_over(1920, 160))
     assert scheduler.plan(10_010).decode == ((1, 15),)
 
 
 def test_a_stream_in_company_decodes_no_further_ahead_than_its_next_hop():
     """However many chunks of a lone one share a launch: the others wait for tokens that nobody needs yet."""
-    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240), turn_rows=1)
     for request_id in (1, 2):
         scheduler.add(playing(request_id, 5000, tokens_until_audio=5, spare_tokens=0))
     assert scheduler.plan(10_000).decode == ((1, 16), (2, 16))
-    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240))
+    scheduler = make(Capacity(batch=16, pack=16, wave=8, wave_ms=240), turn_rows=1)
     for request_id in (1, 2):
         scheduler.add(playing(request_id, 5000, spare_tokens=150))
     assert scheduler.plan(10_000).decode == ()
 
 
-@pytest.mark.parametrize(("audio_ms", "chunks"), [(999, 1), (1000, 2)])
-def test_a_player_has_something_to_play_before_chunks_share_a_launch(audio_ms, chunks):
-    """And the policy's own ``wave_ms`` counts before that of the stages."""
-    scheduler = make(Capacity(batch=16, pack=16, wave=2, wave_ms=5000), wave_ms=100, single_ms=1000)
-    ticket = playing(1, 0, spare_tokens=50)
-    ticket.first_ms, ticket.audio_ms = 10_000, audio_ms
-    scheduler.add(ticket)
-    assert scheduler.plan(10_010).render == ((1, chunks),)
+def test_the_policys_own_audio_of_a_chunk_counts_before_that_of_the_stages():
+    scheduler = make(Capacity(batch=16, pack=16, wave=4, wave_ms=5000), wave_ms=300)
+    scheduler.add(handed_over(920, 100))
+    assert scheduler.plan(10_010).render == ((1, 3),)
+
+
+# -- few streams, where one row steps faster than two ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_few_streams_get_their_waves_one_after_the_other(rows):
+    """Whoever runs dry first; more of them step and are rendered together."""
+    scheduler = make(FAST)
+    for request_id in range(1, rows + 1):
+        scheduler.add(playing(request_id, 5000 - request_id, tokens_until_audio=5))
+    assert decoded(scheduler.plan(10_000)) == ([rows] if rows < 4 else [4, 3, 2, 1])
+
+
+def test_first_chunks_and_who_runs_dry_come_before_the_waves_of_others():
+    scheduler = make(FAST)
+    for ticket in (playing(1, 5000), playing(2, 200), Ticket(3, tokens_until_audio=28, submitted_ms=9_990)):
+        scheduler.add(ticket)
+    plan = scheduler.plan(10_000)
+    assert rendered(plan) == [2]
+    assert decoded(plan) == [2, 3]
+
+
+@pytest.mark.parametrize("capacity", [DEVICE, Capacity(batch=8, wave=4, beside_tokens=50)])
+def test_where_two_rows_cost_no_more_than_one_they_step_together(capacity):
+    scheduler = make(capacity)
+    for request_id in (1, 2):
+        scheduler.add(playing(request_id, 5000, tokens_until_audio=5))
+    assert sorted(decoded(scheduler.plan(10_000))) == [1, 2]
+
+
+def test_a_request_that_is_spoken_as_a_whole_holds_up_nobody():
+    """Its first audio is far away."""
+    scheduler = make(FAST)
+    scheduler.add(playing(1, 5000, tokens_until_audio=5))
+    scheduler.add(Ticket(2, tokens_until_audio=FAR, opens_segment=False, submitted_ms=9_990))
+    assert sorted(decoded(scheduler.plan(10_000))) == [1, 2]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(8, []), (9, [*range(1, 9)])])
+def test_few_streams_that_have_time_are_not_rendered_before_a_first_chunks_tokens(rows, expected):
+    scheduler = make(Capacity(batch=64, pack=32, wave=16))
+    for request_id in range(1, rows):
+        scheduler.add(playing(request_id, 5000 + request_id))
+    scheduler.add(Ticket(rows, tokens_until_audio=28, submitted_ms=9_990))
+    assert rendered(scheduler.plan(10_000)) == expected
+
+
+def test_who_waits_for_memory_does_not_hold_up_the_others():
+    """Their turns come when it could be given nothing."""
+    scheduler = make(replace(FAST, flow_pages=20))
+    first = playing(1, 5000, flow_pages=18)
+    second = playing(2, 6000, tokens_until_audio=5, flow_pages=18)
+    for ticket in (first, second):
+        scheduler.add(ticket)
+    first.is_complete = True
+    first.held_pages, second.held_pages = 9, 11
+    plan = scheduler.plan(10_000)
+    assert rendered(plan) == []
+    assert decoded(plan) == [2]
 
 
 def test_a_stream_alone_has_its_first_chunk_at_once():
@@ -204,7 +294,7 @@ def test_a_stream_alone_waits_for_no_tokens_that_will_not_come(state):
 
 
 def test_in_company_nobody_waits_for_the_chunks_of_a_launch():
-    scheduler = make(ALONE)
+    scheduler = make(ALONE, turn_rows=1)
     for request_id in (1, 2):
         scheduler.add(playing(request_id, 1900))
     assert scheduler.plan(10_000).render == ((1, 1), (2, 1))

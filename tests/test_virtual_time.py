@@ -1,8 +1,11 @@
 """What listeners would meet on an H200, by the times of its launches: it is the policy that is tested."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.virtual_time import H200, Clock, Costs
+from vivace.engine.scheduler import Policy
 
 BESIDE = Costs(beside=(1.5, 1.8))
 
@@ -47,3 +50,37 @@ def test_larger_steps_for_more_listeners():
 def test_a_crowd_that_comes_at_once_lets_nobody_run_dry():
     found = Clock(BESIDE).closed(250, ramp_s=0.5)
     assert (found["underruns"], found["refused"]) == (0, 0)
+
+
+FAST = replace(H200, wave=16, wave_ms=60)
+
+
+def test_a_stream_alone_is_done_after_its_first_chunk_and_one_large_launch():
+    costs = Costs(wave=16)
+    clock = Clock(costs, capacity=FAST)
+    clock.closed(1)
+    assert {chunks for _, chunks, _ in clock.steps} == {0, 1, 9}
+    assert clock.records[0].ended_s - clock.records[0].submitted_s < 0.15
+
+
+@pytest.mark.parametrize("rate", [5, 10])
+def test_few_who_take_turns_hear_their_first_audio_sooner(rate):
+    """Nobody runs dry for it, and those who wait longest wait no longer."""
+    turns, together = (
+        Clock(Costs(wave=16), Policy(turn_rows=rows), FAST).poisson(rate, seconds=200) for rows in (3, 1)
+    )
+    assert turns["ttfb_ms_p50"] < 0.97 * together["ttfb_ms_p50"]
+    assert turns["ttfb_ms_p99"] < 1.1 * together["ttfb_ms_p99"]
+    assert turns["underruns"] == 0
+
+
+@pytest.mark.parametrize("slower", [1, 3, 6])
+def test_no_stream_runs_dry_for_a_large_launch(slower):
+    """Also not on a device that is several times as slow."""
+    costs = Costs(wave=16)
+    costs = replace(
+        costs,
+        flow={size: slower * cost for size, cost in costs.flow.items()},
+        step={rows: slower * cost for rows, cost in costs.step.items()},
+    )
+    assert Clock(costs, capacity=FAST, seconds=30.0).poisson(0.3)["underruns"] == 0

@@ -39,7 +39,8 @@ class Costs:
     """Milliseconds on one H200, full-size CosyVoice 3 in bfloat16.
 
     Attributes:
-        flow: of a launch by its streams, one chunk of each; calculated (``kernels.dit_packed.LAUNCH_MS``).
+        flow: of a launch by its chunks; calculated (``kernels.dit_packed.LAUNCH_MS``).
+        wave: chunks of one stream that may share a launch.
         vocoder: of a chunk by the streams of its launch.
         step: of one step of the speech LM, by its rows. prompt: of one request's prompt.
         host: of a step, of each chunk and of each row in it, while the device has nothing to do.
@@ -51,6 +52,7 @@ class Costs:
     flow: Mapping[int, float] = field(
         default_factory=lambda: {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4, 12: 16.7, 16: 22.0, 24: 28.0, 32: 37.8}
     )
+    wave: int = 1
     vocoder: Mapping[int, float] = field(
         default_factory=lambda: {1: 0.49, 2: 0.282, 4: 0.19, 8: 0.164, 16: 0.144, 32: 0.136}
     )
@@ -69,9 +71,12 @@ class Costs:
         """Flow and vocoder for so many chunks of each stream, launched as ``PagedFlow.launch_batch`` does."""
         total, left = 0.0, list(hops)
         while left := sorted((hop for hop in left if hop), reverse=True):
-            size = cheapest(len(left), self.flow)[0]
+            counts = [min(hop, self.wave) for hop in left]
+            size = room = cheapest(sum(counts), self.flow)[0]
             total += self.flow[size]
-            left = [hop - 1 for hop in left[:size]] + left[size:]
+            for index, count in enumerate(counts):
+                left[index] -= min(count, room)
+                room -= min(count, room)
         for number in range(max(hops, default=0)):
             streams = sum(hop > number for hop in hops)
             total += sum(size * self.vocoder[size] for size in powers_of_two(streams, max(self.vocoder)))

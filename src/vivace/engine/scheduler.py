@@ -147,8 +147,10 @@ class Scheduler:
         if self.capacity.batch == 1:
             render, decode = self._one(ready)
         else:
-            render = self._renderings(ready, now_ms)
-            decode = self._decodings(ready, dict(render), now_ms)
+            served = self._in_turn(ready)
+            render, decode = self._together(served, now_ms)
+            if not render and not decode and len(served) < len(ready):  # they wait for memory
+                render, decode = self._together(ready, now_ms)
         if not (render or decode or overdue or swap_in or swap_out):
             return None
         return StepPlan(tuple(render), tuple(decode), tuple(overdue), tuple(swap_out), tuple(swap_in))
@@ -190,6 +192,24 @@ class Scheduler:
             return [(ticket.request_id, 1)], []
         return [], [(ticket.request_id, min(self.policy.burst_tokens, ticket.tokens_until_audio))]
 
+    def _in_turn(self, ready: list[_Ready]) -> list[_Ready]:
+        """Whom the step serves. Where one row steps faster than two and a stream's chunks cost less together, few
+        streams get their waves one after the other, and first chunks and those that run dry before them."""
+        policy = self.policy
+        if not self.capacity.takes_turns or not 1 < len(ready) <= policy.turn_rows:
+            return ready
+        served = [entry for entry in ready if entry[0] != _LATER] or ready[:1]
+        first = self._bursts(ready)[1]
+        is_soon = all(ticket.opens_segment or ticket.tokens_until_audio <= first for *_, ticket in served)
+        return served if is_soon else ready
+
+    def _together(
+        self, ready: list[_Ready], now_ms: int
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Chunks and tokens of one step."""
+        render = self._renderings(ready, now_ms)
+        return render, self._decodings(ready, dict(render), now_ms)
+
     def _renderings(self, ready: list[_Ready], now_ms: int) -> list[tuple[int, int]]:
         """Chunks of the most urgent streams, as many as the step may have and the pages allow."""
         render: list[tuple[int, int]] = []
@@ -197,13 +217,14 @@ class Scheduler:
         used, later = 0, self._room_for_later()
         is_quiet = len(ready) <= self.policy.quiet_rows
         is_alone = len(ready) == 1 and self.capacity.wave > 1
+        waiting = self._waiting(ready, now_ms) if self.capacity.takes_turns else set()
         running = self.requests.running.values()
         free = most - sum([ticket.held_pages for ticket in running])
         scarce = free < sum([ticket.flow_pages - ticket.held_pages for ticket in running])
         self._blocked = None
         self.limit.was_cut = False
         for rank, _, _, ticket in ready:
-            if ticket.tokens_until_audio:
+            if ticket.tokens_until_audio or ticket in waiting:
                 continue
             room = (later if rank == _LATER else self.capacity.batch) - used
             if room <= 0:
@@ -247,16 +268,17 @@ class Scheduler:
         return min(known, wanted) if is_enough else 0
 
     def _wave(self, ticket: Ticket, now_ms: int, room: int) -> int:
-        """``_hop`` of a stream that has the engine to itself, whose chunks cost less together: 1, 2, 4 … of them.
+        """``_hop`` of a stream that has the engine to itself, whose chunks cost less together.
 
-        The more audio was handed over the more, so that the same request has the same launches every time.
+        The more audio was handed over the more, so that the same request has the same launches every time; but one, and
+        at once, where it takes so long that little is left to play.
         """
         policy = self.policy
         wave_ms = self.capacity.wave_ms if policy.wave_ms is None else policy.wave_ms
-        most = min(self.capacity.wave, room, ticket.audio_ms // wave_ms)
-        if ticket.first_ms < 0 or ticket.audio_ms < policy.single_ms or ticket.credit_ms(now_ms) < wave_ms:
-            most = 1
-        wanted = 1 << (max(1, most).bit_length() - 1)
+        wanted = max(1, min(self.capacity.wave, room, ticket.audio_ms // wave_ms))
+        little_ms = max(wave_ms, min(policy.urgent_ms, ticket.audio_ms // 2))
+        if ticket.first_ms < 0 or ticket.credit_ms(now_ms) < little_ms:
+            wanted = 1
         known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
         is_enough = known >= wanted or ticket.is_complete or ticket.waits_for_text
         return min(known, wanted) if is_enough else 0
@@ -273,20 +295,14 @@ class Scheduler:
         to play wait for that step where they are few; a crowd steps along, since the step lasts as long anyway.
         """
         policy, chunk = self.policy, self.capacity.chunk_tokens
-        burst = policy.burst_tokens
-        if len(ready) <= policy.quiet_rows:
-            burst = max(burst, self.capacity.quiet_tokens, self.capacity.beside_tokens)
-        first = max(burst, policy.first_tokens)
-        is_first_due = any(_misses_first(ticket, first) for _, _, _, ticket in ready)
-        if is_first_due and len(ready) > policy.crowd_rows:
+        burst, first = self._bursts(ready)
+        if len(ready) > policy.crowd_rows and any(_misses_first(ticket, first) for *_, ticket in ready):
             burst = first
-        others_wait = is_first_due and len(ready) <= policy.first_rows
+        waiting = self._waiting(ready, now_ms)
         prompts = policy.max_prompts
         decode: list[tuple[int, int]] = []
         for _, _, _, ticket in ready:
-            if ticket.is_complete or ticket.waits_for_text:
-                continue
-            if others_wait and ticket.credit_ms(now_ms) > policy.urgent_ms:
+            if ticket.is_complete or ticket.waits_for_text or ticket in waiting:
                 continue
             if ticket.opens_segment:
                 if prompts == 0 or ticket.tokens_until_audio == 0:
@@ -303,6 +319,22 @@ class Scheduler:
                 )
                 ticket.served = self._step
         return decode
+
+    def _bursts(self, ready: list[_Ready]) -> tuple[int, int]:
+        """Tokens that a row may decode in a step, and before its first audio."""
+        policy, capacity = self.policy, self.capacity
+        burst = policy.burst_tokens
+        if len(ready) <= policy.quiet_rows:
+            burst = max(burst, capacity.quiet_tokens, capacity.beside_tokens)
+        return burst, max(burst, policy.first_tokens)
+
+    def _waiting(self, ready: list[_Ready], now_ms: int) -> set[Ticket]:
+        """Those among few who have something to play while a first chunk's tokens are decoded."""
+        policy = self.policy
+        first = self._bursts(ready)[1]
+        if len(ready) > policy.first_rows or not any(_misses_first(ticket, first) for *_, ticket in ready):
+            return set()
+        return {ticket for *_, ticket in ready if ticket.credit_ms(now_ms) > policy.urgent_ms}
 
     def _swaps(
         self, planner: Callable[[Admission, Policy, int], tuple[list[int], int | None]], now_ms: int

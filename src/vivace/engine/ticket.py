@@ -117,6 +117,11 @@ class Capacity:
     quiet_tokens: int = 0
     beside_tokens: int = 0
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a lone row's tokens are made faster than two rows', in turn with the other stages."""
+        return self.wave > 1 and not self.beside_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -129,6 +134,7 @@ class Policy:
         first_rows: with at most so many rows those that have more than ``urgent_ms`` to play wait while a first chunk's
             tokens are decoded; crowd_rows: with more than so many all rows get as many tokens then.
         quiet_rows: so few streams do not wait for larger hops, and may decode beside a launch of the flow.
+        turn_rows: so few streams are served one after the other where that is faster (``Capacity.takes_turns``).
         max_prompts: prompts of one step, so that a crowd of new requests does not stop those that play. A prompt is a
             launch of its own.
         max_pending_chunks: undelivered chunks at which a request pauses, each as large as it was handed over.
@@ -136,8 +142,7 @@ class Policy:
         max_hop_chunks: chunks of one stream in a step while its playback is safe and others are there; safe_ms: credit
             per chunk of it.
         wave_ms: audio handed over per chunk, and least credit, from which a stream that has the engine to itself waits
-            for more chunks, where they share launches; None: as the stages say. single_ms: audio handed over until
-            which it gets one chunk a launch, so that its player has something to play soon.
+            for more chunks, where they share launches; None: as the stages say.
         first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
         max_queue_ms: longest wait of a request that has not started.
         max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.
@@ -153,13 +158,13 @@ class Policy:
     first_rows: int = 8
     crowd_rows: int = 16
     quiet_rows: int = 4
+    turn_rows: int = 3
     max_prompts: int = 5
     max_pending_chunks: int = 8
     max_ahead_ms: int | None = None
     max_hop_chunks: int = 4
     safe_ms: int = 1500
     wave_ms: int | None = None
-    single_ms: int = 1000
     first_ms: int = 200
     urgent_ms: int = 300
     max_queue_ms: int = 30_000
