@@ -3,7 +3,19 @@
 import pytest
 import torch
 
-from tests.test_kernels_dit import HEADS, INNER, LAYER, PADDED, STEPS, WIDTH, Case, Tile, both, folded, random
+from tests.test_kernels_dit import (
+    HEADS,
+    INNER,
+    LAYER,
+    PADDED,
+    STEPS,
+    WIDTH,
+    Case,
+    Tile,
+    both,
+    folded,
+    random,
+)
 from vivace.kernels import dit_reference
 from vivace.kernels.dit_reference import Added
 
@@ -25,6 +37,17 @@ def test_ff_in(uniform):
     case, out = Case(uniform=uniform), random(PADDED, 32)
     arguments = (case.normed(3), folded(32), out)
     both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(4, 16, 1))
+
+
+@pytest.mark.parametrize("columns", [32, 33])
+def test_ff_in_behind_a_norm_that_is_ended(columns):
+    """The library's own GELU; rows of the projection need not be a multiple of anything."""
+    dim, case = 64, Case(uniform=True, dim=64)
+    added = Added(random(dim, 32), random(dim), random(STEPS, dim), random(STEPS, dim))
+    x, out = case.normed(1, filled=False), random(PADDED, columns)
+    KERNELS.add_projection(case.rows, random(PADDED, 32), added, case.hidden, x, tile=Tile(4, dim, 1))
+    case.rows = case.rows._replace(step=int(case.rows.steps[0]))
+    both("ff_in", case, (x, folded(columns, dim), out), [out], kernels=KERNELS, tile=Tile(4, 16, 1))
 
 
 @pytest.mark.parametrize("uniform", [False, True])

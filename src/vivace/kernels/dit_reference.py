@@ -37,6 +37,7 @@ class Rows(NamedTuple):
         arena: a tensor of the pages' type; its start is offset 0.
         resolve: gives the elements from an offset on; the plain versions read pages through it.
         uniform: all groups of the launch are at the same step.
+        step: that step, where the host knows it.
     """
 
     chunk: int
@@ -53,6 +54,7 @@ class Rows(NamedTuple):
     arena: Tensor
     resolve: Callable[[int], Tensor]
     uniform: bool = True
+    step: int | None = None
 
     @property
     def groups(self) -> int:
@@ -94,10 +96,12 @@ class Folded(NamedTuple):
     Attributes:
         weight: ``[N, D]``.
         folded: of each Euler step ``s W`` and ``b W`` plus the bias, float32 ``[2, steps, N]``.
+        shift: the second of them in the type of the weights, ``[steps, N]``.
     """
 
     weight: Tensor
     folded: Tensor
+    shift: Tensor
 
 
 class Added(NamedTuple):
@@ -124,7 +128,8 @@ class Positions(NamedTuple):
 def fold(weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Folded:
     """Prepares ``weight`` ``[N, D]`` for norms of ``scale``, ``shift`` ``[steps, D]``."""
     exact = weight.float()
-    return Folded(weight, torch.stack((scale.float() @ exact.T, shift.float() @ exact.T + bias.float())))
+    folded = torch.stack((scale.float() @ exact.T, shift.float() @ exact.T + bias.float()))
+    return Folded(weight, folded, folded[1].to(weight.dtype))
 
 
 def store_normed(x: Tensor, scale: Tensor, out: Normed) -> None:

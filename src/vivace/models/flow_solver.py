@@ -282,6 +282,7 @@ class Solver:
             context_offset=self._layout.context,
             arena=self._arena,
             resolve=self._resolve,
+            step=step,
         )
 
     def _advance(self, rows: Rows, *, use_shared: bool = False, keep_shared: bool = False) -> None:
