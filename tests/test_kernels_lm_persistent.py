@@ -36,6 +36,34 @@ def test_blocked_rows_keep_every_row_in_runs_of_32_columns():
             assert torch.equal(packed[run, row], rows[row, 32 * run : 32 * run + 32])
 
 
+def test_quads_are_what_a_lane_gives_the_matrix_units():
+    pairs = torch.arange(11 * 2 * 128).reshape(11, 2, 128)
+    first, rest = persistent.quad_rows(pairs).split((8 * 256, 3 * 256))
+    packed = (first.reshape(4, 2, 8, 4, 2, 2, 2), rest.reshape(4, 2, 3, 4, 2, 2, 2))
+    for run, half, lane, piece, row in torch.cartesian_prod(
+        *(torch.arange(n) for n in (4, 2, 4, 2, 2))
+    ).tolist():
+        column = 32 * run + 8 * lane + 4 * half + 2 * piece
+        for tile, at in zip(packed, (0, 8), strict=True):
+            for pair in range(tile.shape[2]):
+                got = tile[run, half, pair, lane, piece, row]
+                assert torch.equal(got, pairs[at + pair, row, column : column + 2])
+
+
+def test_quads_of_the_down_product_hold_every_column_once():
+    columns = torch.arange(64 * 24).reshape(64, 24)
+    packed = persistent.quad_down(columns)
+    whole, last = packed.split((64 * 16, 64 * 8))
+    whole = whole.reshape(4, 8, 4, 2, 2, 2)  # [tile, pair, lane, eight, odd, column]
+    last = last.reshape(2, 8, 4, 2, 2, 2)  # [two tiles, pair, lane, tile, odd, column]
+    for tile, pair, lane, odd in torch.cartesian_prod(*(torch.arange(n) for n in (4, 8, 4, 2))).tolist():
+        row = columns[16 * tile + 2 * pair + odd]
+        for eight in range(2):
+            at = 8 * eight + 2 * lane
+            assert torch.equal(whole[tile, pair, lane, eight, odd], row[at : at + 2])
+        assert torch.equal(last[tile // 2, pair, lane, tile % 2, odd], row[16 + 2 * lane : 18 + 2 * lane])
+
+
 def test_rotated_pairs_turn_together():
     rows = torch.arange(2 * 64)[:, None]
     pairs = persistent.rotated_pairs(rows)[:, :, 0]
@@ -262,6 +290,8 @@ def test_scores_where_the_blocks_shares_differ():
 
 CHOICES = [
     {"JOIN": 1, "TAKE": 1, "X_STRIDE": 16, "FLIGHT": 3},
+    {"QUADS": 1},
+    {"QUADS": 1, "PRELOAD": 5, "FLIGHT": 3, "JOIN": 1, "TAKE": 1, "X_STRIDE": 16},
     {"X_STRIDE": 4, "BEHIND": 4, "FLIGHT_BEHIND": 3, "PRELOAD": 2},
 ]
 
@@ -274,7 +304,7 @@ def test_scores_whatever_the_source_is_compiled_with(choices):
     rig = emulated(config, grid=37, tuning=persistent.Tuning(24, 2048, choices))
     for length in (1, 40, 300):
         check_scores(rig, length)
-    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024, choices))
+    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(5, 2048, choices))
     for length in (2, 700):
         check_scores(rig, length)
 

@@ -53,6 +53,9 @@
 #ifndef X_STRIDE
 #define X_STRIDE 0               // words from one block's words of x to the next block's (4 to 16); 0: without gaps
 #endif
+#ifndef QUADS
+#define QUADS 0                  // 1: weights lie as the matrix units take them; a warp tells by itself what it has read
+#endif
 #ifndef TAKE
 #define TAKE 0                   // 1: parts of attention are joined four at a time
 #endif
@@ -109,7 +112,7 @@ struct __align__(128) Shared {
   int pages[MAX_PAGES];
   int recent[RECENT];
   u64 full[STAGES];
-  volatile u32 consumed;
+  volatile u32 consumed[QUADS ? WARPS : 1];  // chunks of all steps that nobody reads any more; by warp
   volatile int quit;
   volatile int next_token;
   // The sampler's.
@@ -190,6 +193,8 @@ __device__ __forceinline__ int word_of_x(int pair) {
 
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
 // norm, gate and up rows, down columns
+#define PIECE 2048  // bytes of a tile of 16 rows that one warp reads
+template <u32 UNIT> __device__ __forceinline__ u32 filled(u32 bytes) { return QUADS ? (bytes + UNIT - 1) / UNIT * UNIT : bytes; }
 struct Share {
   int p0, qkv_rows, x0, rows, gate_rows;
   u32 at_qkv, at_out, at_norm, at_gate, at_down, bytes;
@@ -204,19 +209,19 @@ __device__ __forceinline__ Share share() {
   h.gate_rows = 2 * ((b + 1) * INTER / GRID - b * INTER / GRID);
   h.at_qkv = ROW_BYTES + BIAS_BYTES;
   h.at_out = h.at_qkv + h.qkv_rows * ROW_BYTES;
-  h.at_norm = h.at_out + h.rows * ROW_BYTES;
-  h.at_gate = h.at_norm + ROW_BYTES;
-  h.at_down = h.at_gate + h.gate_rows * ROW_BYTES;
+  h.at_norm = filled<128>(h.at_out + h.rows * ROW_BYTES);
+  h.at_gate = filled<PIECE>(h.at_norm + ROW_BYTES);
+  h.at_down = filled<PIECE>(h.at_gate + h.gate_rows * ROW_BYTES);
   h.bytes = h.at_down + DOWN_BYTES;
   return h;
 }
 // Chunks of a step: its layers, the norm, the head.
 __device__ __forceinline__ u32 step_chunks() {
   const int b = fresh(blockIdx.x), head_rows = 2 * ((b + 1) * VOCAB_PAIRS / GRID - b * VOCAB_PAIRS / GRID);
-  return (LAYERS * share().bytes + ROW_BYTES + head_rows * ROW_BYTES + CHUNK - 1) / CHUNK;
+  return (LAYERS * share().bytes + filled<PIECE>(ROW_BYTES) + head_rows * ROW_BYTES + CHUNK - 1) / CHUNK;
 }
 // Where a step is: in which layer, and where that layer's weights lie in the step's stream and in the ring.
-struct Place { int layer, position; u32 epoch, chunk0, offset, base; };
+struct Place { int layer, position; u32 epoch, chunk0, offset, base, turn; };
 
 // -- the ring
 __device__ __forceinline__ void wait_full(u32 chunk) {
@@ -231,15 +236,57 @@ __device__ __forceinline__ u32 ring_at(u32 at) { return at >= RING_BYTES ? at - 
 __device__ __forceinline__ uint4 ring_16(u32 at) { return *reinterpret_cast<const uint4*>(raw_shared + ring_at(at)); }
 __device__ __forceinline__ u32 ring_4(u32 at) { return *reinterpret_cast<const u32*>(raw_shared + ring_at(at)); }
 
+__device__ __forceinline__ void place_in_ring(Place& at) {
+#if QUADS
+  const u32 chunk = at.chunk0 + at.offset / CHUNK;
+  at.base = chunk % STAGES * CHUNK + at.offset % CHUNK;
+  at.turn = chunk / STAGES & 1u;
+#else
+  at.base = ring_at((at.chunk0 % STAGES) * CHUNK + at.offset % RING_BYTES);
+#endif
+}
+#if QUADS
+// A place in the ring, and in which of its turns (even or odd) it is meant.
+struct Spot { u32 at, turn; };
+__device__ __forceinline__ Spot spot(u32 at, u32 turn) {
+  return at >= RING_BYTES ? Spot{at - RING_BYTES, turn ^ 1u} : Spot{at, turn};
+}
+__device__ __forceinline__ Spot spot(const Place& at, u32 offset) {
+  const Spot once = spot(at.base + offset, at.turn);
+  return spot(once.at, once.turn);
+}
+__device__ __forceinline__ void wait_at(const Spot& p) {
+  while (!has_arrived(&shared().full[p.at / CHUNK], p.turn)) {}
+}
+// For bytes that may lie in two chunks.
+__device__ __forceinline__ void wait_at(const Spot& p, u32 bytes) {
+  const Spot end = spot(p.at + bytes - 16, p.turn);
+  wait_at(p);
+  wait_at(end);
+}
+// This warp has read all of the layer before `offset`.
+__device__ __forceinline__ void release(const Place& at, u32 offset, int warp, int lane) {
+  __syncwarp();
+  if (lane == 0) shared().consumed[warp] = at.chunk0 + (at.offset + offset) / CHUNK;
+}
+#endif
+// How many chunks lie between the first that some warp still reads and chunk k.
+__device__ __forceinline__ int ahead(u32 k) {
+  int most = (int)(k - peek_shared(&shared().consumed[0]));
+#pragma unroll
+  for (int w = 1; w < (QUADS ? WARPS : 1); ++w) most = max(most, (int)(k - peek_shared(&shared().consumed[w])));
+  return most;
+}
+
 // One thread: the block's stream into the ring, as far as there is room.
 __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 num_steps) {
   Shared& s = shared();
   u32 total = step_chunks * num_steps, k = 0, in_step = 0;
   for (; k < total; ++k) {
-    while ((int)(k - peek_shared(&s.consumed)) >= STAGES)
+    while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    const u32 flight = BEHIND && (int)(k - s.consumed) < BEHIND ? FLIGHT_BEHIND : FLIGHT;
+    const u32 flight = BEHIND && ahead(k) < BEHIND ? FLIGHT_BEHIND : FLIGHT;
     if (k >= flight) wait_full(k - flight);
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
@@ -248,7 +295,7 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
   }
 drain:
   while (!peek_shared((const volatile u32*)&s.quit)) {}
-  for (u32 j = s.consumed; (int)(k - j) > 0; ++j) wait_full(j);
+  for (u32 j = k - ahead(k); (int)(k - j) > 0; ++j) wait_full(j);
 }
 
 // -- products with HIDDEN columns. Rows lie in blocks of 32 columns, in a block row after row; a warp has two blocks. A
@@ -260,12 +307,38 @@ __device__ __forceinline__ Lane here() {
   return {t, t & 31, t >> 5, (t & 31) >> 2, t & 3};
 }
 
+#if QUADS
+// A tile of 16 rows, or as many as there are: four products of 16 columns. Row g of a tile is the first of pair g, row g + 8
+// the second. Every block has at least LEAST pairs.
+template <int LEAST>
+__device__ __forceinline__ void load_tile(uint4 (&a)[4], const Spot& rows, int pairs, int tile, const Lane& n) {
+  const int left = pairs - tile * 8;
+  const u32 first = rows.at + tile * WARPS * PIECE;
+  if (tile * 8 + 8 <= LEAST || left >= 8) {
+    const Spot p = spot(first + n.warp * PIECE, rows.turn);
+    wait_at(p);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[j] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + j * 512);
+  } else if (left > 0) {
+    const Spot p = spot(first + n.warp * left * 256, rows.turn);
+    wait_at(p, left * 256);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[j] = ring_16(p.at + (u32)(j * left * 64 + n.lane * 16));
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[j] = make_uint4(0, 0, 0, 0);
+  }
+}
+#else
 // A tile of 16 rows: columns' block, then rows g and g + 8.
 __device__ __forceinline__ void load_tile(uint4 (&a)[4], u32 base, int rows, int tile, const Lane& n) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     a[i] = ring_16(base + (u32)((2 * n.warp + i / 2) * rows + tile * 16 + i % 2 * 8 + n.g) * 64 + n.q * 16);
 }
+#endif
+// Where the sums of the row lie that thread t finishes: even threads have the first of a pair, odd ones the second.
+__device__ __forceinline__ int row_of(int t) { return QUADS ? (t >> 4) * 16 + (t >> 1 & 7) + (t & 1) * 8 : t; }
 // Two neighbours of a vector into shared memory, for this warp alone.
 __device__ __forceinline__ void stage(float a, float b, const Lane& n) {
   const u32 both = pair_of(a, b);
@@ -277,6 +350,35 @@ __device__ __forceinline__ uint4 staged(int block, const Lane& n) {
   return *reinterpret_cast<const uint4*>(&shared().x[n.g & 1][n.warp * 32 + block * 16 + n.q * 4]);
 }
 // This warp's part of the sums of some rows, and of the squares, into shared memory.
+#if QUADS
+template <int TILES>
+__device__ __forceinline__ void rows_times_x(const uint4 (&a)[TILES][4], float* partial, float* squares, float square,
+                                             const Lane& n) {
+  constexpr int CHAINS = TILES == 1 ? 2 : 1;
+  float c[TILES * CHAINS][4];
+#pragma unroll
+  for (int i = 0; i < TILES * CHAINS; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.f;
+  const uint4 x0 = staged(0, n), x1 = staged(1, n);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const u32 b0 = j == 0 ? x0.x : j == 1 ? x0.z : j == 2 ? x1.x : x1.z, b1 = j == 0 ? x0.y : j == 1 ? x0.w : j == 2 ? x1.y : x1.w;
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) multiply(c[CHAINS == 2 ? j / 2 : i], a[i][j].x, a[i][j].y, a[i][j].z, a[i][j].w, b0, b1);
+    square += __shfl_xor_sync(FULL, square, 16 >> j);
+  }
+  square += __shfl_xor_sync(FULL, square, 1);
+  if (n.q == 0) {
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+      float first = c[i][0] + c[i][1], second = c[i][2] + c[i][3];
+      if (CHAINS == 2) { first += c[1][0] + c[1][1]; second += c[1][2] + c[1][3]; }
+      partial[(i * 16 + n.g) * SUMS + n.warp] = first;
+      partial[(i * 16 + n.g + 8) * SUMS + n.warp] = second;
+    }
+  }
+  if (n.lane == 0) squares[n.warp] = square;
+}
+#else
 template <int TILES, int HELD>
 __device__ __forceinline__ void rows_times_x(const uint4 (&held)[HELD][4], u32 base, int rows, float* partial, float* squares,
                                              float square, const Lane& n) {
@@ -322,6 +424,7 @@ __device__ __forceinline__ void rows_times_x(const uint4 (&held)[HELD][4], u32 b
   }
   if (n.lane == 0) squares[n.warp] = square;
 }
+#endif
 __device__ __forceinline__ float sum16(const float* values) {
   float4 a = *reinterpret_cast<const float4*>(values), b = *reinterpret_cast<const float4*>(values + 4);
   float4 c = *reinterpret_cast<const float4*>(values + 8), d = *reinterpret_cast<const float4*>(values + 12);

@@ -32,6 +32,9 @@ MOST_PAGES = 512
 _BIAS_BYTES = 32
 _OWN_PAIRS = 4
 _MOST_X_STRIDE = 16
+_PIECE = 1024
+"""Numbers of a tile that one warp reads."""
+
 _MOST_ROWS = 96
 """Of the gate and up product, or of the head, that one block has; the ring holds so many."""
 
@@ -118,6 +121,10 @@ class Tuning:
     choices: tuple[tuple[str, int], ...] = ()
 
     @property
+    def quads(self) -> bool:
+        return bool(dict(self.choices).get("QUADS"))
+
+    @property
     def ring_bytes(self) -> int:
         return self.stages * self.chunk_bytes
 
@@ -158,6 +165,51 @@ def down_tiles(columns: Tensor) -> Tensor:
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
+def quad_rows(pairs: Tensor) -> Tensor:
+    """Pairs of rows ``[n, 2, width]`` in the order in which lanes take them.
+
+    Of 8 pairs 16 columns after the other, then the next 8 pairs. A lane has 2 columns of the first row, the same of
+    the second, and the next 2 of both.
+    """
+    tiles = []
+    for tile in torch.split(pairs, 8):
+        columns = tile.reshape(
+            len(tile), 2, -1, 4, 2, 2, 2
+        )  # [pair, row, run of 32, lane, half, piece, column]
+        tiles.append(columns.permute(2, 4, 0, 3, 5, 1, 6).reshape(-1))
+    return torch.cat(tiles)
+
+
+def quad_halves(rows: Tensor) -> Tensor:
+    """Rows ``[n, width]`` as ``quad_rows``, with the two halves of every 64 columns in place of the rows of a pair."""
+    columns = rows.reshape(len(rows), -1, 2, 4, 2, 2, 2)  # [row, warp, run of 32, lane, half, piece, column]
+    return columns.permute(1, 4, 0, 3, 5, 2, 6).reshape(-1)
+
+
+def quad_down(columns: Tensor) -> Tensor:
+    """Columns ``[hidden, 8 n]`` of the down product in the order in which lanes take them.
+
+    First 16 columns of all tiles, then the next 16; an odd last 8 of two neighbouring tiles together. Tiles are those
+    of ``down_tiles``.
+    """
+    tiles = columns.reshape(columns.shape[0] // 16, 8, 2, -1, 4, 2)  # [tile, pair, odd, eight, lane, column]
+    eights = tiles.shape[3]
+    whole = (
+        tiles[:, :, :, : eights // 2 * 2].reshape(-1, 8, 2, eights // 2, 2, 4, 2).permute(3, 0, 1, 5, 4, 2, 6)
+    )
+    parts = [whole.reshape(-1)]
+    if eights % 2:
+        last = tiles[:, :, :, -1].reshape(-1, 2, 8, 2, 4, 2)  # [two tiles, tile, pair, odd, lane, column]
+        parts.append(last.permute(0, 2, 4, 1, 3, 5).reshape(-1))
+    return torch.cat(parts)
+
+
+def _filled(parts: list[Tensor], size: int) -> list[Tensor]:
+    """The parts and zeros behind them, up to a multiple of ``size`` elements."""
+    missing = -sum(len(part) for part in parts) % size
+    return [*parts, parts[0].new_zeros(missing)]
+
+
 def pack_layer(
     before: Tensor,
     qkv: Tensor,
@@ -195,7 +247,7 @@ class Packed:
     gate_up: Tensor
     down: Tensor
 
-    def stream(self, block: int, grid: int) -> list[Tensor]:
+    def stream(self, block: int, grid: int, quads: bool = False) -> list[Tensor]:
         """What ``block`` reads, in order."""
         own = share(self.out.shape[0] // 2, block, grid)
         units = share(self.gate_up.shape[0], block, grid)
@@ -203,9 +255,16 @@ class Packed:
         bias = self.bias[pairs].reshape(-1)
         down = self.down[:, units]
         missing = _filled_units(self.gate_up.shape[0], grid) - down.shape[1]
+        bias = torch.cat((bias, bias.new_zeros(_BIAS_BYTES // 2 - len(bias))))
+        if quads:
+            products = [quad_rows(self.qkv[pairs]), quad_halves(self.out[2 * own.start : 2 * own.stop])]
+            parts = _filled([self.before, bias, *products], 64)
+            parts = _filled([*parts, self.between], _PIECE)
+            parts = _filled([*parts, quad_rows(self.gate_up[units])], _PIECE)
+            return [*parts, quad_down(torch.nn.functional.pad(down, (0, missing)))]
         return [
             self.before,
-            torch.cat((bias, bias.new_zeros(_BIAS_BYTES // 2 - len(bias)))),
+            bias,
             blocked(self.qkv[pairs].flatten(0, 1)),
             blocked(self.out[2 * own.start : 2 * own.stop]),
             self.between,
@@ -221,14 +280,16 @@ def pack_head(head: Tensor) -> Tensor:
     return head.reshape(-1, 2, head.shape[1])
 
 
-def pack(layers: Sequence[Packed], last: Tensor, head: Tensor, grid: int, chunk_bytes: int) -> Tensor:
+def pack(
+    layers: Sequence[Packed], last: Tensor, head: Tensor, grid: int, chunk_bytes: int, quads: bool = False
+) -> Tensor:
     """Every block's stream ``[grid, bytes / 2]``, padded with zeros to whole chunks."""
     pairs = pack_head(head)
     streams = []
     for block in range(grid):
-        parts = [part for layer in layers for part in layer.stream(block, grid)]
-        parts.append(last)
-        parts.append(blocked(pairs[share(pairs.shape[0], block, grid)].flatten(0, 1)))
+        parts = [part for layer in layers for part in layer.stream(block, grid, quads)]
+        own = pairs[share(pairs.shape[0], block, grid)]
+        parts += [*_filled([last], _PIECE), quad_rows(own)] if quads else [last, blocked(own.flatten(0, 1))]
         streams.append(torch.cat(parts))
     unit = chunk_bytes // 2
     longest = max(-(-len(stream) // unit) * unit for stream in streams)
@@ -335,7 +396,7 @@ class PersistentKernel:
             raise ValueError(
                 f"a block needs {self._shared} bytes of shared memory, here are {gpu.block_bytes}"
             )
-        self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
+        self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes, tuning.quads)
         self._tensors = {"speech": speech, "rotary": rotary}
         self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)
         self.epoch = torch.zeros(1, dtype=torch.int32, device=device)

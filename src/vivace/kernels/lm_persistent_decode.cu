@@ -25,7 +25,7 @@ __device__ __forceinline__ void run_helper(const Args& a) {
 __device__ __forceinline__ void run_workers(const Args& a, int left) {
   Shared& s = shared();
   const u64 page_stride = (u64)KV_HEADS * PAGE * 64, to_values = a.num_pages * page_stride;
-  Place at = {0, a.length[s.rule.slot], *a.epoch, 0, 0, 0};
+  Place at = {0, a.length[s.rule.slot], *a.epoch, 0, 0, 0, 0};
   int token = a.token[s.rule.slot];
   for (int step = 0;; ++step) {
     const int split = blockIdx.x / HEADS, group = blockIdx.x % HEADS / GROUP;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
 #pragma unroll 1
     for (at.layer = 0; at.layer < LAYERS; ++at.layer, cache += 2 * to_values, at.offset += share().bytes) {
       ++at.epoch;
-      at.base = ring_at((at.chunk0 % STAGES) * CHUNK + at.offset % RING_BYTES);
+      place_in_ring(at);
       if (split < part.splits) {  // what does not wait for others is asked for first
         Tile tile;
         const u16* const keys = cache + (u64)group * PAGE * 64;
@@ -64,11 +64,11 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     // The cache's new keys and values must be seen by the blocks that attend in the next step.
     if (threadIdx.x < 32) __threadfence();
     ++at.epoch;
-    at.base = ring_at((at.chunk0 % STAGES) * CHUNK + at.offset % RING_BYTES);
+    place_in_ring(at);
     put_scores(a, at);
     mark(21);
     at.chunk0 += step_chunks();
-    if (threadIdx.x == 0) s.consumed = at.chunk0;
+    if (!QUADS && threadIdx.x == 0) s.consumed[0] = at.chunk0;
     if (blockIdx.x == GRID - 1) {  // it has no part in attention
       int drawn = sample(a.words + WORDS_LOGITS, at.epoch, step, threadIdx.x);
       if (threadIdx.x == 0) move_on(a, drawn, step, left, at.position, at.epoch);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   if (t == 0) {
     for (int i = 0; i < STAGES; ++i) arrival_init(&s.full[i]);
     arrival_init_done();
-    s.consumed = 0;
+    for (int w = 0; w < (QUADS ? WARPS : 1); ++w) s.consumed[w] = 0;
     s.quit = 0;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
               a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
