@@ -39,6 +39,7 @@ inline float __log2f(float x) { return log2f(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 inline int __popc(u32 v) { return __builtin_popcount(v); }
+inline int __ffs(u32 v) { return __builtin_ffs((int)v); }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 
