@@ -194,10 +194,8 @@ def quad_down(columns: Tensor) -> Tensor:
     """
     tiles = columns.reshape(columns.shape[0] // 16, 8, 2, -1, 4, 2)  # [tile, pair, odd, eight, lane, column]
     eights = tiles.shape[3]
-    whole = (
-        tiles[:, :, :, : eights // 2 * 2].reshape(-1, 8, 2, eights // 2, 2, 4, 2).permute(3, 0, 1, 5, 4, 2, 6)
-    )
-    parts = [whole.reshape(-1)]
+    whole = tiles[:, :, :, : eights // 2 * 2].reshape(len(tiles), 8, 2, eights // 2, 2, 4, 2)
+    parts = [whole.permute(3, 0, 1, 5, 4, 2, 6).reshape(-1)]
     if eights % 2:
         last = tiles[:, :, :, -1].reshape(-1, 2, 8, 2, 4, 2)  # [two tiles, tile, pair, odd, lane, column]
         parts.append(last.permute(0, 2, 4, 1, 3, 5).reshape(-1))
