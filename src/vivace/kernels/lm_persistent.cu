@@ -47,6 +47,15 @@
 #ifndef FLIGHT_BEHIND
 #define FLIGHT_BEHIND 4
 #endif
+#ifndef FLIGHT_BUSY
+#define FLIGHT_BUSY 0            // as many while the first warp does not wait for other blocks; 0: as at other times
+#endif
+#ifndef POLLS
+#define POLLS 1                  // reads of a word of x that are under way while a warp waits for it: 1 or 2
+#endif
+#ifndef HINT
+#define HINT 0                   // 1: parts of attention are read only when a word has told that they come at once
+#endif
 #ifndef PRELOAD
 #define PRELOAD 3                // tiles of gate and up rows that wait in registers
 #endif
@@ -86,7 +95,8 @@ struct Args {
 #define WORDS_QKV (WORDS_XD + GRID * MOST_X_STRIDE)
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
 #define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
-#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
+#define WORDS_HINTS (WORDS_SCALES + SPLITS * HEADS)
+#define WORDS_DOWN (WORDS_HINTS + SPLITS * HEADS)
 #define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
@@ -113,6 +123,7 @@ struct __align__(128) Shared {
   int recent[RECENT];
   u64 full[STAGES];
   volatile u32 consumed[QUADS ? WARPS : 1];  // chunks of all steps that nobody reads any more; by warp
+  volatile u32 waiting;  // whether the first warp waits for other blocks
   volatile int quit;
   volatile int next_token;
   // The sampler's.
@@ -179,9 +190,23 @@ __device__ __forceinline__ void put_one(u64* word, u32 value, u32 epoch) { put(w
 __device__ __forceinline__ bool is_new(u64 word, u32 epoch) { return (u32)(word >> 32) == epoch; }
 __device__ __forceinline__ bool is_new_pair(u64 word, u32 epoch) { return (u32)(word >> 48) == (epoch & 0xffffu); }
 __device__ __forceinline__ u64 take_pair(const u64* word, u32 epoch) {
-  u64 w;
-  do w = peek(word); while (!is_new_pair(w, epoch));
+  u64 w = peek(word);
+  if (POLLS == 2) {
+    if (is_new_pair(w, epoch)) return w;
+    u64 other = peek(word);
+    pause<300>();  // about half of what a read takes
+    for (w = peek(word);; w = peek(word)) {
+      if (is_new_pair(other, epoch)) return other;
+      other = peek(word);
+      if (is_new_pair(w, epoch)) return w;
+    }
+  }
+  while (!is_new_pair(w, epoch)) w = peek(word);
   return w;
+}
+// Around waits for other blocks.
+__device__ __forceinline__ void now_waiting(bool waiting) {
+  if (FLIGHT_BUSY && threadIdx.x == 0) shared().waiting = waiting;
 }
 
 // Where the word of two neighbours of x lies.
@@ -286,7 +311,7 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
     while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    const u32 flight = BEHIND && ahead(k) < BEHIND ? FLIGHT_BEHIND : FLIGHT;
+    const u32 flight = BEHIND && ahead(k) < BEHIND ? FLIGHT_BEHIND : FLIGHT_BUSY && !s.waiting ? FLIGHT_BUSY : FLIGHT;
     if (k >= flight) wait_full(k - flight);
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);

@@ -87,7 +87,7 @@ class Shape:
 
     def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
-        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
+        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 2)
         return (
             2 * _MOST_X_STRIDE * grid
             + self.qkv_pairs

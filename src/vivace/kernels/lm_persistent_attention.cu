@@ -158,6 +158,7 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   mark(1);
   bar_sync<3, WITH_HELPER>();
   mark(2);
+  if (HINT && lane == 0) put_one(a.words + WORDS_HINTS + head * SPLITS + split, 0u, epoch);
   const int warps = min(WARPS, max(0, (part.to - part.from + TILE_POSITIONS - 1) / TILE_POSITIONS));
   float2 scale = make_float2(-INFINITY, 0.f);
   if (lane < warps) scale = s.scale[lane];
@@ -195,6 +196,11 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
   float all = -INFINITY, sum = 0.f;
   y0 = y1 = 0.f;
   u64 scale = 0;
+  if (HINT) {
+    const u64* const hint = words + WORDS_HINTS + n.warp * SPLITS + min(n.lane, splits - 1);
+    while (!is_new(peek(hint), epoch)) {}
+    __syncwarp();
+  }
 #pragma unroll 1
   for (int i = 0; i < splits; i += 4) {
     u64 y[4];

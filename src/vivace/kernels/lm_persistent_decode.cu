@@ -94,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
     arrival_init_done();
     for (int w = 0; w < (QUADS ? WARPS : 1); ++w) s.consumed[w] = 0;
     s.quit = 0;
+    s.waiting = 0;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
               a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
   }

@@ -59,6 +59,16 @@ __device__ __forceinline__ uint4 load_cached(const u16* at) {
   return v;
 }
 
+__device__ __forceinline__ u32 clock_now() {
+  u32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  return now;
+}
+template <u32 CLOCKS> __device__ __forceinline__ void pause() {
+  const u32 from = clock_now();
+  while (clock_now() - from < CLOCKS) {}
+}
+
 // -- chunks of weights on their way into shared memory, each with a barrier that tells its arrival
 __device__ __forceinline__ void arrival_init(u64* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
@@ -81,11 +91,6 @@ __device__ __forceinline__ void copy_chunk(char* to, const char* from, u32 bytes
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
-}
-__device__ __forceinline__ u32 clock_now() {
-  u32 now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-  return now;
 }
 __device__ __forceinline__ u32 peek_shared(const volatile u32* at) { return *at; }
 

@@ -23,7 +23,9 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   float a0 = low(e), a1 = high(e);
   mark(0);
   if (at.layer) {
+    now_waiting(true);
     const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
+    now_waiting(false);
     a0 = first_of(word); a1 = second_of(word);
   }
   mark(1);
@@ -72,7 +74,9 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
 #endif
   float y0, y1;
   mark(6);
+  now_waiting(true);
   take_parts(a.words, splits, at.epoch, n, y0, y1);
+  now_waiting(false);
   stage(y0, y1, n);
   const uint4 x = staged((n.g >> 1) & 1, n);
   float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
@@ -117,8 +121,10 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   for (int i = 0; i < PRELOAD; ++i) load_tile(held[i], rows_at, h.gate_rows, i, n);
 #endif
   mark(10);
+  now_waiting(true);
   const u64 word = take_pair(a.words + WORDS_XO + word_of_x(n.t), at.epoch);
   mark(11);
+  now_waiting(false);
   const float a0 = first_of(word), a1 = second_of(word);
   stage(a0 * low(gain), a1 * high(gain), n);
 #if QUADS
@@ -208,6 +214,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   const Lane n = here();
   const Share h = share();
   float v[4] = {0.f, 0.f, 0.f, 0.f};
+  now_waiting(true);
   const int words = min(2, h.rows / 2 - 2 * (n.t & 1));
   for (int i = n.t; i < 2 * GRID; i += THREADS) {
     if (words <= 0) continue;
@@ -218,6 +225,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
     if (words == 2) { v[2] += first_of(w1); v[3] += second_of(w1); }
   }
   __syncwarp();
+  now_waiting(false);
   mark(17);
   const bool second = n.t & 2, odd = n.t & 4;
   float u0 = second ? v[2] : v[0], u1 = second ? v[3] : v[1];
