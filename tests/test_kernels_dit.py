@@ -28,7 +28,7 @@ def random(*shape, seed=0):
 class Case:
     """Groups that stand at different frames, steps and pages of one arena, and all buffers that a kernel may touch."""
 
-    def __init__(self, groups=3, look_back=3, dim=DIM, uniform=False, streams=None, heads=HEADS):
+    def __init__(self, groups=3, look_back=3, dim=DIM, streams=None, heads=HEADS, step=1):
         self.look_back, self.dim = look_back, dim
         layer = 2 * heads * CHUNK * WIDTH
         self.block = 2 * layer + 2 * look_back * dim
@@ -41,15 +41,13 @@ class Case:
         streams = streams or groups
         starts, counts = (part[:streams].repeat(groups // streams) for part in (starts, counts))
         current = (starts // CHUNK).long()
-        steps = torch.tensor([1] * groups if uniform else [2, 0, 1, 2][:groups], dtype=torch.int32)
-        if streams < groups:
-            steps = steps[:streams].repeat(groups // streams)
+        steps = torch.full((groups,), step, dtype=torch.int32)
         at = torch.arange(groups)
         self.rows = Rows(
             CHUNK, look_back, starts.to(DEVICE), counts.to(DEVICE), steps.to(DEVICE),
             table[at, current].to(DEVICE), table[at, (current - 1).clamp(min=0)].to(DEVICE),
             torch.zeros(groups, dtype=torch.int32, device=DEVICE), table.to(DEVICE), self.block, 2 * layer, self.arena,
-            lambda offset: self.arena[offset:], uniform,
+            lambda offset: self.arena[offset:], step,
         )  # fmt: skip
         self.hidden = random(PADDED, dim)
 
@@ -79,10 +77,10 @@ def folded(width, dim=DIM):
     return fold(random(width, dim) / dim**0.5, random(width), random(STEPS, dim), random(STEPS, dim, seed=4))
 
 
-@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize("tile", [Tile(16, 16, 16), Tile(32, 16, 48 // 3)])
-def test_qkv(uniform, tile):
-    case = Case(uniform=uniform)
+def test_qkv(step, tile):
+    case = Case(step=step)
     rope = random(2, 18, WIDTH // 2)  # fewer positions than rows reach: those beyond are not valid
     query = random(PADDED, INNER)
     both("qkv", case, (case.normed(3), folded(3 * INNER), rope, query, HEADS, LAYER), [query], tile=tile)
@@ -96,9 +94,9 @@ def test_attention(rows):
     both("attention", case, (query, mixed, HEADS, LAYER), [mixed], tile=Tile(rows, 16, 16))
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_add_projection(uniform):
-    case = Case(uniform=uniform)
+@pytest.mark.parametrize("step", [0, 2])
+def test_add_projection(step):
+    case = Case(step=step)
     out = case.normed(3, filled=False)
     added = Added(random(DIM, 32), random(DIM), random(STEPS, DIM), random(STEPS, DIM, seed=5))
     hidden = case.hidden
@@ -112,9 +110,9 @@ def test_add_projection(uniform):
     )
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_ff_in(uniform):
-    case, out = Case(uniform=uniform), random(PADDED, 32)
+@pytest.mark.parametrize("step", [0, 2])
+def test_ff_in(step):
+    case, out = Case(step=step), random(PADDED, 32)
     both("ff_in", case, (case.normed(3), folded(32), out), [out], tile=Tile(16, 32, 16))
 
 
@@ -139,7 +137,7 @@ def test_convolve(look_back):
 @pytest.mark.parametrize("look_back", [3, 5, 8, 12])
 def test_groups_hand_on_what_the_next_chunks_look_back_on(look_back, first_chunk):
     """Three chunks of one stream and one of another; look-backs of less than a chunk, of one, of several."""
-    case = Case(groups=4, look_back=look_back, dim=64, uniform=True)
+    case = Case(groups=4, look_back=look_back, dim=64)
     chunks = torch.tensor([first_chunk, first_chunk + 1, first_chunk + 2, 2], device=DEVICE)
     table = case.rows.table[[0, 0, 0, 3]]
     at = torch.arange(4, device=DEVICE)

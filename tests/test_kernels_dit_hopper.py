@@ -39,10 +39,10 @@ def relative(got, expected):
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize(("streams", "frames", "pages"), [(1, 50, 1), (1, 37, 13), (3, 50, 8), (2, 21, 30)])
 @torch.no_grad()
-def test_attention(kernels, model, streams, frames, pages, uniform):
+def test_attention(kernels, model, streams, frames, pages, step):
     flow = DeviceFlow(model, kernels=dit_reference, use_graphs=False)
     weights, layer = flow.weights, flow.layout.layer
     solver = Solver(
@@ -52,8 +52,7 @@ def test_attention(kernels, model, streams, frames, pages, uniform):
     slabs = [slab.normal_() for _, slab in flow.pool._slabs]
     solver.send([Chunk([1] * 30, 50 * (pages - 1), frames, own, own) for own in taken])
     rows = solver._rows(0, 2 * streams)
-    steps = torch.ones_like(rows.steps) if uniform else torch.arange(2 * streams, device="cuda").int() % 2
-    rows = rows._replace(steps=steps, uniform=uniform)
+    rows = rows._replace(steps=torch.full_like(rows.steps, step), step=step)
     solver._query.normal_()
     arguments = (solver._query, solver._mixed, 16, layer)
     dit_reference.attention(rows, *arguments)

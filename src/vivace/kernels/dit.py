@@ -1,7 +1,7 @@
 """Triton kernels of the streaming DiT; ``dit_reference`` holds their plain definitions.
 
 A *group* is the frames of one chunk in one guidance branch; the rows of all groups lie behind each other, and
-each group has its own pages, position and Euler step, so that chunks of several streams can share a launch, and
+each group has its own pages and position, so that chunks of several streams can share a launch, and
 successive chunks of one stream too: a kernel writes what the groups behind look back on, and the next one reads it.
 Five kernels make a block:
 
@@ -119,7 +119,7 @@ def qkv(
         qkv_kernel, grid, tile, pdl, x.scaled, x.sums, projection.weight, projection.folded, rope, query, rows.arena,
         rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0], projection.folded[0].numel(),
         rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1], HEADS=heads, DIM_HEAD=inner // heads,
-        CHUNK=rows.chunk, TILES=x.tiles, EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
+        CHUNK=rows.chunk, TILES=x.tiles, EPS=NORM_EPS, **_blocks(tile),
     )  # fmt: skip
 
 
@@ -159,8 +159,8 @@ def add_projection(
     grid = (triton.cdiv(rows.num_rows, tile.rows), out.tiles)
     _launch(
         add_kernel, grid, tile, pdl, a, projection.weight, projection.bias, projection.gate, projection.scale, hidden,
-        out.scaled, out.sums, rows.steps, rows.num_rows, out.scaled.shape[0], N=dim, K=depth, CHUNK=rows.chunk,
-        TILES=out.tiles, UNIFORM=rows.uniform, **_blocks(tile),
+        out.scaled, out.sums, rows.steps, rows.num_rows, out.scaled.shape[0], N=dim, K=depth,
+        TILES=out.tiles, **_blocks(tile),
     )  # fmt: skip
 
 
@@ -172,8 +172,8 @@ def ff_in(
     grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
     _launch(
         ff_in_kernel, grid, tile, pdl, x.scaled, x.sums, projection.weight, projection.folded, out, rows.steps,
-        rows.num_rows, x.scaled.shape[0], projection.folded[0].numel(), N=width, K=depth, CHUNK=rows.chunk,
-        TILES=x.tiles, EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
+        rows.num_rows, x.scaled.shape[0], projection.folded[0].numel(), N=width, K=depth,
+        TILES=x.tiles, EPS=NORM_EPS, **_blocks(tile),
     )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def advance(
     tile: Tile = OUTPUT_TILE,
     pdl: bool = False,
 ) -> None:
-    """See ``dit_reference.advance``. All groups must be at the same step where shared velocities are used."""
+    """See ``dit_reference.advance``."""
     mel, depth = projection.weight.shape
     streams = x.shape[0]
     grid = (streams, triton.cdiv(rows.chunk, tile.rows), mel // tile.columns)

@@ -3,8 +3,8 @@
 // Arguments and results are those of dit_reference.py. A short kernel in a chain waits rather than computes. So this one
 // lets the next one start at once, and fetches what does not depend on the kernel ahead (keys and values of earlier
 // chunks) into shared memory before it waits. What comes late goes from memory straight into the registers of the one
-// warp that needs it. So the kernel ahead must not write keys that another group of the launch reads: groups of one
-// stream in a launch are at different Euler steps.
+// warp that needs it. So the kernel ahead must not write keys that another group of the launch reads: a stream has
+// one chunk in it.
 //
 // A thread of a matrix operand holds eight neighbouring channels of its row, 16 bytes, where the instruction wants two
 // times two pairs: the order of the summed channels does not matter, if it is the same in both operands.

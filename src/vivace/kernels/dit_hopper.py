@@ -54,8 +54,8 @@ class HopperKernels:
     def attention(
         self, rows: Rows, query: Tensor, mixed: Tensor, heads: int, layer_offset: int, *, pdl: bool = False
     ) -> None:
-        """See ``dit_reference.attention``. Groups of one stream must be at different Euler steps: with ``pdl`` a
-        group's earlier chunks are read while the kernel ahead, which writes the groups' own, may still run.
+        """See ``dit_reference.attention``. A stream may have one chunk in the launch: with ``pdl`` earlier chunks are
+        read while the kernel ahead, which writes its own, may still run.
         """
         assert (heads, query.shape[1], rows.chunk) == (_HEADS, _HEADS * _WIDTH, _CHUNK)
         blocks = rows.groups * heads * -(-_CHUNK // _QUERIES)

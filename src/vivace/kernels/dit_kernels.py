@@ -67,13 +67,9 @@ def _row_norm(sums, squares, K: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _load_steps(steps_ptr, group, UNIFORM: tl.constexpr):
-    """Euler step of each row, or one for all."""
-    if UNIFORM:
-        step = tl.load(steps_ptr + tl.zeros((1,), tl.int32))
-    else:
-        step = tl.load(steps_ptr + group)
-    return step
+def _load_step(steps_ptr):
+    """Euler step of all rows, ``[1]``."""
+    return tl.load(steps_ptr + tl.zeros((1,), tl.int32))
 
 
 @triton.jit
@@ -128,7 +124,7 @@ def qkv_kernel(
     M, padded, steps_n, positions, layer_offset, step_stride,
     K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr,
     EPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     INNER: tl.constexpr = HEADS * DIM_HEAD
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -137,7 +133,7 @@ def qkv_kernel(
     keep = rows < M
     group = tl.where(keep, rows // CHUNK, 0)
     frame = rows - group * CHUNK
-    step = _load_steps(steps_ptr, group, UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, 3 * INNER)
     sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)
@@ -212,7 +208,7 @@ def attention_kernel(
 @triton.jit
 def add_kernel(
     a_ptr, w_ptr, bias_ptr, gate_ptr, scale_ptr, hidden_ptr, scaled_ptr, stats_ptr, steps_ptr, M, padded,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, UNIFORM: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -220,7 +216,7 @@ def add_kernel(
     _wait(PDL)
     keep = rows < M
     at = rows[:, None] * N + columns[None, :]
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     gate = tl.load(gate_ptr + step[:, None] * N + columns[None, :])
     scale = tl.load(scale_ptr + step[:, None] * N + columns[None, :])
     bias = tl.load(bias_ptr + columns)
@@ -235,14 +231,14 @@ def add_kernel(
 @triton.jit
 def ff_in_kernel(
     a_ptr, stats_ptr, w_ptr, folded_ptr, out_ptr, steps_ptr, M, padded, steps_n,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     _wait(PDL)
     keep = rows < M
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
     sums, squares = _load_sums(stats_ptr, rows, padded, TILES)
     total = _matmul(a_ptr, w_ptr, rows, columns, K, BLOCK_M, BLOCK_N, BLOCK_K)

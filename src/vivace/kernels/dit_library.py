@@ -2,8 +2,8 @@
 
 The library's products are fast where rows are many, but end in plain bfloat16. Here a kernel behind each does the rest:
 the norm's end, rotary embedding and pages; GELU; gate, residual and the next norm. ``add_projection`` ends that norm
-itself, so that products see normed channels: its sums are those of channels whose mean is 0 and deviation 1. Behind it,
-and where all rows are at one step, the first linear layer is a product with a bias and a GELU, which the library has.
+itself, so that products see normed channels: its sums are those of channels whose mean is 0 and deviation 1. Behind it
+the first linear layer is a product with a bias and a GELU, which the library has.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Library:
             rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0], x.tiles,
             projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
             HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=most(x.tiles), EPS=NORM_EPS,
-            UNIFORM=rows.uniform, BLOCK_M=tile.rows,
+            BLOCK_M=tile.rows,
         )  # fmt: skip
 
     def ff_in(
@@ -54,15 +54,15 @@ class Library:
     ) -> None:
         """See ``dit_reference.ff_in``. The tile means nothing behind a norm that is ended."""
         width = projection.weight.shape[0]
-        if x.tiles == 1 and rows.step is not None:
+        if x.tiles == 1:
             _multiply_gelu(projection.shift[rows.step], x.scaled, projection.weight, out[: rows.num_rows])
             return
         total = self._multiply(x.scaled, projection.weight, rows.num_rows)
         grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
         _launch(
             library_ff_in_kernel, grid, tile, pdl, total, x.sums, projection.folded, out, rows.steps, rows.num_rows,
-            x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=x.scaled.shape[1], CHUNK=rows.chunk,
-            MOST=most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
+            x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=x.scaled.shape[1],
+            MOST=most(x.tiles), EPS=NORM_EPS, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
         )  # fmt: skip
 
     def add_projection(
@@ -84,7 +84,7 @@ class Library:
         _launch(
             library_add_kernel, (triton.cdiv(rows.num_rows, tile.rows),), tile, pdl, total, projection.bias,
             projection.gate, projection.scale, hidden, out.scaled, out.sums, rows.steps, rows.num_rows,
-            out.scaled.shape[0], N=dim, CHUNK=rows.chunk, EPS=NORM_EPS, UNIFORM=rows.uniform, BLOCK_M=tile.rows,
+            out.scaled.shape[0], N=dim, EPS=NORM_EPS, BLOCK_M=tile.rows,
         )  # fmt: skip
 
     def _multiply(self, a: Tensor, weight: Tensor, count: int) -> Tensor:

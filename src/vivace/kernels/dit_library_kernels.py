@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vivace.kernels.dit_kernels import _let_next_start, _load_folded, _load_steps, _unfold, _wait
+from vivace.kernels.dit_kernels import _let_next_start, _load_folded, _load_step, _unfold, _wait
 from vivace.kernels.dit_wide_kernels import _gelu, _load_sums
 
 
@@ -16,7 +16,7 @@ def library_qkv_kernel(
     total_ptr, stats_ptr, folded_ptr, rope_ptr, q_ptr, arena_ptr, starts_ptr, counts_ptr, steps_ptr, here_ptr,
     M, padded, tiles, steps_n, positions, layer_offset, step_stride,
     K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
-    EPS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr,
+    EPS: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of queries, keys or values."""
     INNER: tl.constexpr = HEADS * DIM_HEAD
@@ -29,7 +29,7 @@ def library_qkv_kernel(
     group = tl.where(keep, rows // CHUNK, 0)
     frame = rows - group * CHUNK
     _wait(PDL)
-    step = _load_steps(steps_ptr, group, UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, first + channel, steps_n, 3 * INNER)
     sums, squares = _load_sums(stats_ptr, tl.where(keep, rows, 0), padded, tiles, MOST)
     row_at = total_ptr + rows[:, None] * (3 * INNER) + first
@@ -61,14 +61,14 @@ def library_qkv_kernel(
 @triton.jit(do_not_specialize=["M", "tiles"])
 def library_ff_in_kernel(
     total_ptr, stats_ptr, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     keep = rows < M
     _wait(PDL)
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
     sums, squares = _load_sums(stats_ptr, tl.where(keep, rows, 0), padded, tiles, MOST)
     at = rows[:, None] * N + columns[None, :]
@@ -81,7 +81,7 @@ def library_ff_in_kernel(
 @triton.jit(do_not_specialize=["M"])
 def library_add_kernel(
     total_ptr, bias_ptr, gate_ptr, scale_ptr, hidden_ptr, scaled_ptr, stats_ptr, steps_ptr, M, padded,
-    N: tl.constexpr, CHUNK: tl.constexpr, EPS: tl.constexpr, UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr,
+    N: tl.constexpr, EPS: tl.constexpr, BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -90,7 +90,7 @@ def library_add_kernel(
     at = rows[:, None] * N + columns[None, :]
     bias = tl.load(bias_ptr + columns)
     _wait(PDL)
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     gate = tl.load(gate_ptr + step[:, None] * N + columns[None, :])
     scale = tl.load(scale_ptr + step[:, None] * N + columns[None, :])
     x = tl.load(hidden_ptr + at, mask=keep[:, None], other=0.0)

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
         chunk: frames of a group, ``C``.
         look_back: ``L``.
         starts, counts: absolute first frame and valid frames of each stream, int32 ``[G]``.
-        steps: Euler step of each group, int32 ``[G]``.
+        steps: Euler step of each group, the same for all, int32 ``[G]``.
         here, before: block of the chunk at step 0, and that of the chunk before it, int64 ``[G]``.
         ahead: how many groups right ahead of each are the stream's chunks before it, int32 ``[G]``.
         table: blocks of all chunks of the stream at step 0, int64 ``[G, pages]``.
@@ -36,8 +36,7 @@ class Rows(NamedTuple):
         context_offset: elements from the start of a block to what the position convolutions keep.
         arena: a tensor of the pages' type; its start is offset 0.
         resolve: gives the elements from an offset on; the plain versions read pages through it.
-        uniform: all groups of the launch are at the same step.
-        step: that step, where the host knows it.
+        step: the Euler step.
     """
 
     chunk: int
@@ -53,8 +52,7 @@ class Rows(NamedTuple):
     context_offset: int
     arena: Tensor
     resolve: Callable[[int], Tensor]
-    uniform: bool = True
-    step: int | None = None
+    step: int
 
     @property
     def groups(self) -> int:

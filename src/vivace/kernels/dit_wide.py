@@ -43,7 +43,7 @@ def qkv(
         rows.starts, rows.counts, rows.steps, rows.here, rows.num_rows, x.scaled.shape[0],
         x.tiles, projection.folded[0].numel(), rope.shape[1], layer_offset, rows.step_stride, K=x.scaled.shape[1],
         HEADS=heads, DIM_HEAD=inner // heads, CHUNK=rows.chunk, MOST=most(x.tiles), EPS=NORM_EPS,
-        UNIFORM=rows.uniform, **_blocks(tile),
+        **_blocks(tile),
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def add_projection(
         wide_add_kernel, grid, tile, pdl, _tiles(a, tile.rows, tile),
         _tiles(projection.weight, tile.columns, tile), projection.bias, projection.gate, projection.scale,
         hidden, out.scaled, out.sums, rows.steps, rows.num_rows, out.scaled.shape[0], N=dim, K=depth,
-        CHUNK=rows.chunk, TILES=out.tiles, UNIFORM=rows.uniform, **_blocks(tile),
+        TILES=out.tiles, **_blocks(tile),
     )  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def ff_in(
     _launch(
         wide_ff_in_kernel, grid, tile, pdl, _tiles(x.scaled, tile.rows, tile), x.sums,
         _tiles(projection.weight, tile.columns, tile), projection.folded, out, rows.steps, rows.num_rows,
-        x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=depth, CHUNK=rows.chunk,
-        MOST=most(x.tiles), EPS=NORM_EPS, UNIFORM=rows.uniform, **_blocks(tile),
+        x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=depth,
+        MOST=most(x.tiles), EPS=NORM_EPS, **_blocks(tile),
     )  # fmt: skip
 
 

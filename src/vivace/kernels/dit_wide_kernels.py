@@ -13,7 +13,7 @@ import triton.language as tl
 from vivace.kernels.dit_kernels import (
     _let_next_start,
     _load_folded,
-    _load_steps,
+    _load_step,
     _store_normed,
     _unfold,
     _wait,
@@ -76,7 +76,7 @@ def wide_qkv_kernel(
     M, padded, tiles, steps_n, positions, layer_offset, step_stride,
     K: tl.constexpr, HEADS: tl.constexpr, DIM_HEAD: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
     EPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     INNER: tl.constexpr = HEADS * DIM_HEAD
     first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
@@ -88,7 +88,7 @@ def wide_qkv_kernel(
     keep = rows < M
     group = tl.where(keep, rows // CHUNK, 0)
     frame = rows - group * CHUNK
-    step = _load_steps(steps_ptr, group, UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, 3 * INNER)
     sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
     x = _unfold(total, sums, squares, weighted, shift, K, EPS)
@@ -120,7 +120,7 @@ def wide_qkv_kernel(
 @triton.jit(do_not_specialize=["M"])
 def wide_add_kernel(
     a, w, bias_ptr, gate_ptr, scale_ptr, hidden_ptr, scaled_ptr, stats_ptr, steps_ptr, M, padded,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr, UNIFORM: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
@@ -131,7 +131,7 @@ def wide_add_kernel(
     _let_next_start(PDL)
     keep = rows < M
     at = rows[:, None] * N + columns[None, :]
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     gate = tl.load(gate_ptr + step[:, None] * N + columns[None, :])
     scale = tl.load(scale_ptr + step[:, None] * N + columns[None, :])
     bias = tl.load(bias_ptr + columns)
@@ -143,8 +143,8 @@ def wide_add_kernel(
 @triton.jit(do_not_specialize=["M", "tiles"])
 def wide_ff_in_kernel(
     a, stats_ptr, w, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
-    N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
-    UNIFORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
     rows = first_row + tl.arange(0, BLOCK_M)
@@ -153,7 +153,7 @@ def wide_ff_in_kernel(
     total = _product(a, w, first_row, first_column, K, BLOCK_M, BLOCK_N, BLOCK_K)
     _let_next_start(PDL)
     keep = rows < M
-    step = _load_steps(steps_ptr, tl.where(keep, rows // CHUNK, 0), UNIFORM)
+    step = _load_step(steps_ptr)
     weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
     sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
     x = _gelu(_unfold(total, sums, squares, weighted, shift, K, EPS))
