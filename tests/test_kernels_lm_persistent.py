@@ -290,7 +290,7 @@ def test_scores_where_the_blocks_shares_differ():
 
 CHOICES = [
     {"JOIN": 1, "TAKE": 1, "X_STRIDE": 16, "FLIGHT": 3},
-    {"QUADS": 1, "HINT": 1},
+    {"QUADS": 1, "HINT": 1, "DOWN_EARLY": 1},
     {"POLLS": 2, "FLIGHT_BUSY": 3},
     {"QUADS": 1, "PRELOAD": 5, "FLIGHT": 3, "JOIN": 1, "TAKE": 1, "X_STRIDE": 16},
     {"X_STRIDE": 4, "BEHIND": 4, "FLIGHT_BEHIND": 3, "PRELOAD": 2},

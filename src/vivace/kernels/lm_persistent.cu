@@ -65,6 +65,9 @@
 #ifndef QUADS
 #define QUADS 0                  // 1: weights lie as the matrix units take them; a warp tells by itself what it has read
 #endif
+#ifndef DOWN_EARLY
+#define DOWN_EARLY 0             // with QUADS, 1: down columns are read before the gate and up sums are added
+#endif
 #ifndef TAKE
 #define TAKE 0                   // 1: parts of attention are joined four at a time
 #endif

@@ -97,6 +97,27 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   mark(9);
 }
 
+#if QUADS
+// Columns of the down product: 16 for each of four tiles, an odd last eight of two tiles together.
+__device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1], const Place& at, const Share& h, const Lane& n) {
+#pragma unroll
+  for (int k = 0; k < DOWN_CHUNKS / 2; ++k) {
+    const Spot p = spot(at, h.at_down + (k * WARPS + n.warp) * PIECE);
+    wait_at(p);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) down[i][k] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
+  }
+  if (DOWN_CHUNKS % 2) {
+    const Spot p = spot(at, h.at_down + DOWN_CHUNKS / 2 * WARPS * PIECE + n.warp * PIECE / 2);
+    wait_at(p);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      down[i][DOWN_CHUNKS / 2] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
+  }
+  release(at, h.bytes, n.warp, n.lane);
+}
+#endif
+
 // 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
 // behind them. A lane's sums of two rows go to the rows' owner.
 __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
@@ -132,6 +153,8 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   for (int i = PRELOAD; i < GATE_TILES; ++i) load_tile<INTER / GRID>(held[i], rows, h.gate_rows / 2, i, n);
   release(at, h.at_down, n.warp, n.lane);
   rows_times_x(held, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
+  uint4 down[4][DOWN_CHUNKS / 2 + 1];
+  if (DOWN_EARLY) load_down(down, at, h, n);
 #else
   rows_times_x<GATE_TILES, PRELOAD>(held, rows_at, h.gate_rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
 #endif
@@ -143,24 +166,8 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   if (finishes) y = row_sum(OF_GATE + row_of(min(n.t, GATE_TILES * 16 - 1))) * norm_scale(s.squares[1]);
   mark(13);
 #if QUADS
-  // Of 16 columns for each of four tiles; the last eight of two tiles together.
-  uint4 down[4][DOWN_CHUNKS / 2 + 1];
-#pragma unroll
-  for (int k = 0; k < DOWN_CHUNKS / 2; ++k) {
-    const Spot p = spot(at, h.at_down + (k * WARPS + n.warp) * PIECE);
-    wait_at(p);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) down[i][k] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
-  }
-  if (DOWN_CHUNKS % 2) {
-    const Spot p = spot(at, h.at_down + DOWN_CHUNKS / 2 * WARPS * PIECE + n.warp * PIECE / 2);
-    wait_at(p);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      down[i][DOWN_CHUNKS / 2] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
-  }
+  if (!DOWN_EARLY) load_down(down, at, h, n);
   mark(14);
-  release(at, h.bytes, n.warp, n.lane);
 #else
   wait_bytes(at.chunk0, at.offset + h.at_down + n.warp * 4 * DOWN_CHUNKS * 256, 4 * DOWN_CHUNKS * 256);
   mark(14);
