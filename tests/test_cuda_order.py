@@ -56,6 +56,29 @@ def test_speech_lm(lm, seed):
         assert spoken(copy.deepcopy(lm).to("cuda")) == wanted
 
 
+@torch.inference_mode()
+def test_work_that_is_held_back_begins_behind_the_tokens_under_way(lm):
+    with simulated_cuda():
+        device = LMDevice(
+            copy.deepcopy(lm).to("cuda"), max_rows=1, cache_tokens=256, max_positions=100, use_kernels=False
+        )
+        torch.cuda.synchronize()
+        own = torch.cuda.current_stream()
+        for is_held_back in (False, True):
+            session = device.open(
+                PlainSequence(lm, (1, 2), (3, 4), (7,)), SamplingParams(), segment=0, **RULES
+            )
+            assert session.launch(2)
+            assert session.launch(2)
+            if is_held_back:
+                device.hold_back()
+            own.synchronize()
+            stream = device.paged.stream
+            assert (stream.done == stream.number) == is_held_back
+            assert len(session.collect()) == 4
+            session.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_before_a_capture_is_in_order(seed):
     """Behind what was queued, before what comes; and on the stream of the captures, not on one of its own each time."""

@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers import noise_voice, quiet_engine
 from vivace import OverloadedError, SamplingParams, SynthesisRequest
+from vivace.engine import decoder as decoder_module
 from vivace.engine import loop
 from vivace.engine.device_stages import DeviceStages
 from vivace.engine.lm_device_session import DeviceLMSession
@@ -128,7 +129,7 @@ def alone_in_turn(engine, monkeypatch):
     _, device = parts(engine)
     monkeypatch.setattr(loop, "now_ms", lambda: 0)
     monkeypatch.setattr(device.lm.paged, "in_turn", True)
-    engine._scheduler.use(replace(device.capacity, batch=16, wave=16, wave_ms=60))
+    engine._scheduler.use(replace(device.capacity, batch=16, wave=16, wave_ms=60, quiet_tokens=0))
     yield
     engine._scheduler.use(device.capacity)
 
@@ -147,13 +148,124 @@ def alone_in_turn(engine, monkeypatch):
 def test_a_stream_alone_has_its_first_chunk_and_then_all_others_in_large_launches(
     engine, monkeypatch, most, launches
 ):
-    model = engine._assets.model
-    monkeypatch.setattr("vivace.engine.lm_rules.SHORTEST_LIMIT_TOKENS", most)
-    monkeypatch.setattr(model, "config", replace(model.config, token_text_ratio=(1000.0, 0.0)))
+    fixed_length(engine, monkeypatch, most)
     calls = flow_calls(engine, monkeypatch)
     assert engine.synthesize(request(noise_voice(engine._config, 50, seed=4))).num_speech_tokens == most
     assert [call[0][0] for call in calls[-len(launches) :]] == launches
     assert held(engine) == (0, 0, 0)
+
+
+def lm_calls(engine, monkeypatch):
+    """What the speech LM is asked in turn: tokens of a launch, -1 for the wait for one, 0 for a launch of the flow."""
+    device, calls = parts(engine)[1], []
+    paged, flow = device.lm.paged, device.flow.paged
+    launch, collect, render = paged.launch, paged.collect, flow.launch_batch
+
+    def note_launch(commands, steps):
+        calls.append(steps)
+        return launch(commands, steps)
+
+    def note_collect(under_way):
+        calls.append(-1)
+        return collect(under_way)
+
+    def note_render(items):
+        calls.append(0)
+        return render(items)
+
+    # As the resident kernel: any number of tokens in one launch.
+    monkeypatch.setattr(paged, "next_steps", lambda rows, left: left if rows == 1 else min(left, 8))
+    monkeypatch.setattr(paged, "launch", note_launch)
+    monkeypatch.setattr(paged, "collect", note_collect)
+    monkeypatch.setattr(flow, "launch_batch", note_render)
+    return calls
+
+
+def fixed_length(engine, monkeypatch, tokens):
+    """Every utterance has so many tokens."""
+    model = engine._assets.model
+    monkeypatch.setattr("vivace.engine.lm_rules.SHORTEST_LIMIT_TOKENS", tokens)
+    monkeypatch.setattr(model, "config", replace(model.config, token_text_ratio=(1000.0, 0.0)))
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+def test_tokens_of_a_row_alone_are_queued_while_others_are_under_way(engine, monkeypatch):
+    """The device has the next part when it comes to the end of one; none is made beyond what the flow waits for."""
+    fixed_length(engine, monkeypatch, 500)
+    voice = noise_voice(engine._config, 50, seed=4)
+    engine.synthesize(request(voice))  # with the voice's prompt
+    calls = lm_calls(engine, monkeypatch)
+    engine.synthesize(request(voice))
+    prompt_and_first = [27, -1, -1, 0]
+    # 375 tokens for the next launch of the flow, 8 at a time, and the rest
+    wave = [8, 8, *[-1, 8] * 44, -1, 7, -1, -1, 0]
+    end = [8, 8, *[-1, 8] * 10, -1, 1, -1, -1, 0]
+    assert calls == prompt_and_first + wave + end
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+@pytest.mark.parametrize("part", [1, 5, 100])
+def test_parts_change_nothing(engine, monkeypatch, part):
+    voice = noise_voice(engine._config, 33, seed=3)
+    want = engine.synthesize(request(voice)).samples.tobytes()
+    monkeypatch.setattr(decoder_module, "TURN_TOKENS", part)
+    assert engine.synthesize(request(voice)).samples.tobytes() == want
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+def test_a_launch_of_the_flow_comes_behind_the_tokens_that_are_under_way(engine, monkeypatch):
+    """They need the whole device: who comes while a row decodes alone is rendered behind its tokens."""
+    fixed_length(engine, monkeypatch, 300)
+    decoder, device = parts(engine)
+    voices = [noise_voice(engine._config, 50, seed=seed) for seed in (4, 5)]
+    wanted = [engine.synthesize(request(voice)).samples.tobytes() for voice in voices]
+    held_back, seen, render = [], [], device.flow.paged.launch_batch
+
+    def note(items):
+        seen.append((any(session.tokens_under_way for session in decoder._decoding), bool(held_back)))
+        held_back.clear()
+        return render(items)
+
+    monkeypatch.setattr(device.lm, "hold_back", lambda: held_back.append(1))
+    monkeypatch.setattr(device.flow.paged, "launch_batch", note)
+    lives = [engine.submit(request(voices[0]))]
+    for _ in range(6):
+        engine.step()
+    lives.append(engine.submit(request(voices[1])))
+    run_to_the_end(engine)
+    assert [take_all(engine, live) for live in lives] == wanted
+    assert all(under_way == is_behind for under_way, is_behind in seen)
+    assert held(engine) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+def test_a_row_whose_text_is_not_known_to_its_end_is_not_decoded_in_parts(engine, monkeypatch):
+    """Nothing can be queued behind its tokens: they may call for text."""
+    live = engine.submit(SynthesisRequest((), sampling=SamplingParams(seed=4)), is_pushed=True)
+    calls = lm_calls(engine, monkeypatch)
+    engine.push_text(live, "Once upon a time, a fox sang in the rain and ran on and on and on")
+    run_to_the_end(engine)
+    assert not any(first > 0 and second > 0 for first, second in itertools.pairwise(calls))
+    engine.push_text(live, " and on.")
+    engine.finish_text(live)
+    run_to_the_end(engine)
+    assert live.error is None
+    assert held(engine) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+def test_a_request_that_leaves_with_parts_under_way_disturbs_nobody(engine, monkeypatch):
+    fixed_length(engine, monkeypatch, 300)
+    voice = noise_voice(engine._config, 50, seed=6)
+    want = engine.synthesize(request(voice, 1)).samples.tobytes()
+    decoder, _ = parts(engine)
+    with engine.stream(request(voice, 2)) as stream:
+        next(stream)
+        for _ in range(3):
+            engine.step()
+        assert any(session.tokens_under_way == 16 for session in decoder._decoding)
+    assert held(engine) == (0, 0, 0)
+    assert engine.synthesize(request(voice, 1)).samples.tobytes() == want
 
 
 def test_tokens_are_under_way_while_a_chunk_is_made(engine, monkeypatch):

@@ -19,6 +19,7 @@ from vivace.bench.serving_figures import figures
 from vivace.bench.serving_load import LONGEST_PAUSE_S, TAIL_S, poisson_gaps
 from vivace.bench.serving_player import Record, Window
 from vivace.engine.chunking import ChunkPlan
+from vivace.engine.decoder import TURN_TOKENS
 from vivace.engine.scheduler import Capacity, Policy, Scheduler, Ticket
 from vivace.errors import OverloadedError
 from vivace.models.launch_sizes import cheapest, powers_of_two
@@ -159,8 +160,8 @@ class Clock:
         self._live: dict[int, Request] = {}
         self._ids = itertools.count()
         self._asking: list[tuple[float, int]] = []
-        self._decoding: list[tuple[Request, int]] = []
-        self._rows_end_ms = 0.0
+        self._decoding: list[tuple[float, Request, int]] = []
+        self._free_ms = 0.0
         self._left = 0
 
     # -- listeners ---------------------------------------------------------------------------------------------
@@ -219,16 +220,16 @@ class Clock:
     def step(self) -> None:
         """What ``EngineLoop`` does, or a sleep until there is something to do."""
         started_ms = self.now_ms
-        self.now_ms = max(self.now_ms, self._rows_end_ms)
+        decoding = self._take_decoding()
         while self._asking and self._asking[0][0] + self.costs.text <= self.now_ms:
             self._ask(*heapq.heappop(self._asking))
-        decoding, self._decoding = self._decoding, []
         for request, count in decoding:
             request.made = min(request.total, request.made + count)
             request.update()
         plan = self.scheduler.plan(int(self.now_ms))
         if plan is None:
-            self._sleep()
+            if not self._decoding:
+                self._sleep()
             return
         for request_id, _ in plan.overdue:
             self.scheduler.remove(request_id)
@@ -239,9 +240,9 @@ class Clock:
         per_step, per_chunk, per_row = self.costs.host
         self.now_ms += per_step + per_chunk * chunks + per_row * rows
         flow_ms = self.costs.chunks_ms([self._feed(request, hop) for request, hop in rendered])
-        heard_ms, rows_ms = self.costs.ends_ms(flow_ms, self._launch_rows(plan.decode), rows)
-        self._rows_end_ms = self.now_ms + rows_ms
-        self.now_ms += heard_ms
+        heard_ms = self._launch(flow_ms, plan.decode)
+        if rendered:
+            self.now_ms = heard_ms
         for request, _ in rendered:
             self._hear(request)
         spent_ms = self.now_ms - started_ms
@@ -256,17 +257,43 @@ class Clock:
         request.done = max(request.done, PLAN.ready_border(request.fed))
         return hop + is_first
 
-    def _launch_rows(self, planned: tuple[tuple[int, int], ...]) -> float:
-        prompts, counts = 0, []
-        for request_id, count in planned:
+    def _take_decoding(self) -> list[tuple[Request, int]]:
+        """Waits for tokens as ``BatchDecoder.collect`` does."""
+        taken, self._decoding = self._decoding, []
+        requests = {request.ticket.request_id: request for _, request, _ in taken}
+        if len(requests) == 1 and next(iter(requests.values())).ticket.first_ms >= 0:
+            taken, self._decoding = taken[:1], taken[1:]
+        self.now_ms = max([self.now_ms, *(end_ms for end_ms, _, _ in taken)])
+        return [(request, count) for _, request, count in taken]
+
+    def _launch(self, flow_ms: float, planned: tuple[tuple[int, int], ...]) -> float:
+        """Queues flow and vocoder, and the tokens of all rows. Returns when the flow's part has ended."""
+        prompts, rows = 0, []
+        for request_id, most in planned:
             request = self._live[request_id]
-            is_new = request.made == PROMPT_TOKENS
-            most = PLAN.first_audio_tokens(PROMPT_TOKENS) if is_new else request.total - request.made
-            count = min(count, most)
-            self._decoding.append((request, count))
-            prompts += is_new
-            counts.append(count - is_new)  # the prompt's launch draws one
-        return self.costs.rows_ms(counts, prompts)
+            under_way = sum(count for _, own, count in self._decoding if own is request)
+            is_new = request.made == PROMPT_TOKENS and not under_way
+            left = request.total - request.made
+            count = min(most, PLAN.first_audio_tokens(PROMPT_TOKENS) if is_new else left) - under_way
+            if count > 0:
+                rows.append((request, count))
+                prompts += is_new
+        starts_ms = max(self._free_ms, self.now_ms)
+        if len(planned) == 1 and rows and not prompts:
+            heard_ms = self._free_ms = starts_ms + flow_ms
+            ((request, count),) = rows
+            while count > 0:
+                part = min(count, TURN_TOKENS)
+                self._free_ms += self.costs.rows_ms([part], 0)
+                self._decoding.append((self._free_ms, request, part))
+                count -= part
+            return heard_ms
+        # The prompt's launch draws one token.
+        counts = [count - (request.made == PROMPT_TOKENS) for request, count in rows]
+        flow_ms, rows_ms = self.costs.ends_ms(flow_ms, self.costs.rows_ms(counts, prompts), len(rows))
+        self._free_ms = starts_ms + max(flow_ms, rows_ms)
+        self._decoding += [(starts_ms + rows_ms, request, count) for request, count in rows]
+        return starts_ms + flow_ms
 
     def _hear(self, request: Request) -> None:
         self.now_ms += self.costs.emit

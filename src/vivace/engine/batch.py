@@ -95,6 +95,8 @@ class BatchRunner:
         started = time.perf_counter()
         parts = [part for entry in plan.render if (part := self._begin(lives[entry[0]], entry[1]))]
         early = self._early([lives[request_id] for request_id, _ in plan.decode], parts)
+        if parts or early:
+            self.decoder.in_turn()
         with self._stages.span("flow"):
             self._launch_flow(parts, early)
         self._judge(parts)

@@ -3,6 +3,9 @@
 Where the speech LM runs beside the other stages and few rows decode, a row has a few tokens more under way than its
 next chunk needs, so that the device decodes on while the host takes the chunk's tokens and launches the flow. The
 tokens of that chunk are then taken without waiting for those.
+
+Where it takes turns with them, the tokens of a row that decodes alone are queued in parts: while the host takes one,
+the device makes the next. No token is queued beyond those that the next launch of the flow needs.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ FEW_ROWS = 4
 
 LEAD_TOKENS = 4
 """Tokens under way beyond what a chunk needs: the host takes a chunk's tokens and launches its flow meanwhile."""
+
+TURN_TOKENS = 8
+"""Of a part. Who comes while a row decodes alone waits for the parts that are under way."""
 
 _Planned = tuple[tuple[int, int], ...]
 _Decoding = tuple["LiveRequest", "Segment"]
@@ -60,13 +66,13 @@ class BatchDecoder:
     def collect(self) -> Iterator[Outcome]:
         """Takes tokens that earlier steps queued; an outcome for each row that was planned."""
         decoding, self._decoding = self._decoding, {}
-        if not self.runs_beside or len(decoding) > FEW_ROWS:
+        if len(decoding) > (FEW_ROWS if self.runs_beside else 1):
             yield from self._collect_all(decoding)
             return
         for session, (live, segment) in decoding.items():
             if live.is_done or live.segment is not segment:
                 continue
-            enough = self._enough(live, segment)
+            enough = self._enough(live, segment) if self.runs_beside or _is_first(live, segment) else 1
             outcome = attempt(live, partial(self._take_tokens, live, segment, session, enough))
             if outcome.error is None and session.tokens_under_way:
                 self._decoding[session] = live, segment
@@ -101,7 +107,6 @@ class BatchDecoder:
             failed: requests that have come to their end in this step.
         """
         bursts: dict[DeviceLMSession, list[int]] = {}
-        is_few = len(planned) <= FEW_ROWS
         for request_id, count in planned:
             live = lives[request_id]
             if request_id in failed:
@@ -115,7 +120,7 @@ class BatchDecoder:
                     continue
             if isinstance(segment.lm, DeviceLMSession):
                 self._decoding[segment.lm] = live, segment
-                bursts[segment.lm] = self._bursts(live, segment, count, is_few)
+                bursts[segment.lm] = self._bursts(live, segment, count, len(planned))
             else:
                 yield attempt(live, partial(self._stages.decode, live, count))
         for session, error in self._launch(bursts):
@@ -148,6 +153,11 @@ class BatchDecoder:
             except Exception as fault:
                 refused.update((session, fault) for session, _ in work)
 
+    def in_turn(self) -> None:
+        """What the caller queues next begins behind the tokens that are under way, where they need the whole device."""
+        if not self.runs_beside and any(session.tokens_under_way for session in self._decoding):
+            self._lm.hold_back()
+
     def _open(self, live: LiveRequest) -> None:
         self._stages.next_segment(live)
 
@@ -158,19 +168,24 @@ class BatchDecoder:
             return early - len(segment.tokens)
         return self._stages.plan.tokens_until_audio(segment.done_tokens, segment.known_tokens)
 
-    def _bursts(self, live: LiveRequest, segment: Segment, count: int, is_few: bool) -> list[int]:
+    def _bursts(self, live: LiveRequest, segment: Segment, count: int, rows: int) -> list[int]:
         """Tokens to queue, in parts that are taken one after the other.
 
         Args:
-            count: most that the row may have under way.
+            count: most that the row may have under way. rows: those that decode in this step.
         """
-        assert isinstance(segment.lm, DeviceLMSession)
+        session = segment.lm
+        assert isinstance(session, DeviceLMSession)
         plan, done, known = self._stages.plan, segment.done_tokens, segment.known_tokens
-        under_way = segment.lm.tokens_under_way
-        if not segment.is_whole and _is_new(live, segment):
+        under_way = session.tokens_under_way
+        is_first = _is_first(live, segment)
+        if is_first:
             # The first chunk gets its tokens and not one more: it is the one that is waited for.
             count = min(count, plan.tokens_until_audio(done, known))
-        if segment.is_whole or not self.runs_beside or not is_few:
+        if not self.runs_beside and rows == 1 and not is_first and session.may_run_ahead:
+            parts, rest = divmod(max(0, count - under_way), TURN_TOKENS)
+            return [TURN_TOKENS] * parts + [rest]
+        if segment.is_whole or not self.runs_beside or rows > FEW_ROWS:
             return [count - under_way]
         needed = plan.tokens_until_audio(max(done, plan.ready_border(known)), known)
         needed = max(0, min(count, needed) - under_way)
@@ -190,6 +205,6 @@ class BatchDecoder:
         self._stages.add_tokens(live, made)
 
 
-def _is_new(live: LiveRequest, segment: Segment) -> bool:
-    """Whether nothing of the request has been rendered."""
-    return not segment.index and segment.fed_tokens == len(live.voice.speech_tokens)
+def _is_first(live: LiveRequest, segment: Segment) -> bool:
+    """Whether a first chunk's tokens are made: nothing of the request has been rendered."""
+    return not segment.is_whole and not segment.index and segment.fed_tokens == len(live.voice.speech_tokens)

@@ -86,6 +86,11 @@ class LMDevice:
         """Whether launches leave room on the device for the work of other stages, and so may be queued ahead."""
         return not self.paged.in_turn
 
+    def hold_back(self) -> None:
+        """Work that comes on the current CUDA stream begins when all launches so far have ended."""
+        if self.paged.stream is not None:
+            torch.cuda.current_stream(self.paged.device).wait_stream(self.paged.stream)
+
     def warm_up(self, max_rows: int | None = None) -> None:
         """Compiles kernels and captures graphs for up to ``max_rows`` sessions side by side (all by default)."""
         self.paged.warm_up(max_rows or self.max_rows)

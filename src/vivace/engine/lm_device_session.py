@@ -112,6 +112,12 @@ class DeviceLMSession:
         """Number of the launch that ``collect`` waits for first; 0: there is none."""
         return self._launches[0][0].number if self._launches else 0
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether tokens can be queued behind others: all text is fed."""
+        feed = self._take_feed()
+        return feed is not None and feed.final
+
     def decode(self, count: int) -> list[int]:
         """Make up to ``count`` speech tokens; fewer at the end or when text is missing.
 

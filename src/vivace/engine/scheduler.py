@@ -268,20 +268,24 @@ class Scheduler:
         return min(known, wanted) if is_enough else 0
 
     def _wave(self, ticket: Ticket, now_ms: int, room: int) -> int:
-        """``_hop`` of a stream that has the engine to itself, whose chunks cost less together.
+        """``_hop`` of a stream that has the engine to itself, whose chunks cost less together."""
+        wanted = min(room, self._wanted_wave(ticket, now_ms))
+        known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
+        is_enough = known >= wanted or ticket.is_complete or ticket.waits_for_text
+        return min(known, wanted) if is_enough else 0
+
+    def _wanted_wave(self, ticket: Ticket, now_ms: int) -> int:
+        """Chunks of the next launch of a stream that has the engine to itself.
 
         The more audio was handed over the more, so that the same request has the same launches every time; but one, and
         at once, where it takes so long that little is left to play.
         """
         policy = self.policy
         wave_ms = self.capacity.wave_ms if policy.wave_ms is None else policy.wave_ms
-        wanted = max(1, min(self.capacity.wave, room, ticket.audio_ms // wave_ms))
         little_ms = max(wave_ms, min(policy.urgent_ms, ticket.audio_ms // 2))
         if ticket.first_ms < 0 or ticket.credit_ms(now_ms) < little_ms:
-            wanted = 1
-        known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
-        is_enough = known >= wanted or ticket.is_complete or ticket.waits_for_text
-        return min(known, wanted) if is_enough else 0
+            return 1
+        return max(1, min(self.capacity.wave, ticket.audio_ms // wave_ms))
 
     def wanted_hop(self, ticket: Ticket, now_ms: int) -> int:
         """How many chunks a stream is to make at once: more the longer its playback lasts without them."""
@@ -311,6 +315,10 @@ class Scheduler:
             hop = render.get(ticket.request_id, 0)
             # Behind what is known, one hop beyond the one that is rendered now.
             next_hop = max(policy.max_hop_chunks, self.capacity.wave if len(ready) == 1 else 1)
+            if len(ready) == 1 and self.capacity.takes_turns and not hop:
+                next_hop = self._wanted_wave(
+                    ticket, now_ms
+                )  # whose launch waits for every token that is queued
             ahead = (hop + next_hop - 1) * chunk if ticket.first_ms >= 0 or hop else 0
             most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
             if most > 0:
