@@ -102,7 +102,8 @@ def test_no_gpu_takes_the_plain_way():
 
 
 def test_each_measured_size_has_its_tiles():
-    assert {1, *dit_packed.CHOICES} == set(dit_packed.LAUNCH_MS)
+    assert {1, *dit_packed.CHOICES} <= set(dit_packed.LAUNCH_MS)
+    assert max(dit_packed.CHOICES) == max(dit_packed.LAUNCH_MS)
     costs = [cost / size for size, cost in sorted(dit_packed.LAUNCH_MS.items())]
     assert min(costs) < costs[0] / 4  # what launches of many are for
 

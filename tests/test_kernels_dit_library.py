@@ -32,15 +32,8 @@ def test_qkv(step, tiles):
     both("qkv", case, arguments, [query], kernels=KERNELS, tile=Tile(8, WIDTH, 1))
 
 
-@pytest.mark.parametrize("step", [0, 2])
-def test_ff_in(step):
-    case, out = Case(step=step), random(PADDED, 32)
-    arguments = (case.normed(3), folded(32), out)
-    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(4, 16, 1))
-
-
 @pytest.mark.parametrize("columns", [32, 33])
-def test_ff_in_behind_a_norm_that_is_ended(columns):
+def test_ff_in(columns):
     """The library's own GELU; rows of the projection need not be a multiple of anything."""
     dim, case = 64, Case(dim=64)
     added = Added(random(dim, 32), random(dim), random(STEPS, dim), random(STEPS, dim))

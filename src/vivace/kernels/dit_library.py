@@ -1,7 +1,7 @@
 """Products of the DiT's blocks by PyTorch's own library, and the kernels that end them.
 
-The library's products are fast where rows are many, but end in plain bfloat16. Here a kernel behind each does the rest:
-the norm's end, rotary embedding and pages; GELU; gate, residual and the next norm. ``add_projection`` ends that norm
+The library's products are fast where rows are many, but end in plain bfloat16. Here kernels behind them do the
+rest: the norm's end, rotary embedding and pages; gate, residual and the next norm. ``add_projection`` ends that norm
 itself, so that products see normed channels: its sums are those of channels whose mean is 0 and deviation 1. Behind it
 the first linear layer is a product with a bias and a GELU, which the library has.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vivace.kernels.dit import Tile, _launch
-from vivace.kernels.dit_library_kernels import library_add_kernel, library_ff_in_kernel, library_qkv_kernel
+from vivace.kernels.dit_library_kernels import library_add_kernel, library_qkv_kernel
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
 
 
@@ -52,18 +52,15 @@ class Library:
     def ff_in(
         self, rows: Rows, x: Normed, projection: Folded, out: Tensor, *, tile: Tile, pdl: bool = False
     ) -> None:
-        """See ``dit_reference.ff_in``. The tile means nothing behind a norm that is ended."""
-        width = projection.weight.shape[0]
-        if x.tiles == 1:
-            _multiply_gelu(projection.shift[rows.step], x.scaled, projection.weight, out[: rows.num_rows])
-            return
-        total = self._multiply(x.scaled, projection.weight, rows.num_rows)
-        grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
-        _launch(
-            library_ff_in_kernel, grid, tile, pdl, total, x.sums, projection.folded, out, rows.steps, rows.num_rows,
-            x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=x.scaled.shape[1],
-            MOST=most(x.tiles), EPS=NORM_EPS, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
-        )  # fmt: skip
+        """See ``dit_reference.ff_in``; ``x`` must come from ``add_projection`` here. The tile means nothing."""
+        del tile, pdl
+        assert x.tiles == 1
+        out, bias = out[: rows.num_rows], projection.shift[rows.step]
+        a, weight = x.scaled[: rows.num_rows], projection.weight
+        if out.is_cpu:  # whose GELU is the exact one
+            out.copy_(F.gelu(torch.addmm(bias, a, weight.T), approximate="tanh"))
+        else:
+            torch._addmm_activation(bias, a, weight.T, use_gelu=True, out=out)
 
     def add_projection(
         self,
@@ -96,15 +93,6 @@ class Library:
         total = self._room[:size].view(count, -1)
         torch.mm(a[:count], weight.T, out=total)
         return total
-
-
-def _multiply_gelu(bias: Tensor, a: Tensor, weight: Tensor, out: Tensor) -> None:
-    """tanh GELU of rows of ``a`` times ``weight`` ``[N, K]``, plus ``bias`` ``[N]``, into ``out``."""
-    a = a[: out.shape[0]]
-    if out.is_cpu:  # whose GELU is the exact one
-        out.copy_(F.gelu(torch.addmm(bias, a, weight.T), approximate="tanh"))
-    else:
-        torch._addmm_activation(bias, a, weight.T, use_gelu=True, out=out)
 
 
 def most(tiles: int) -> int:

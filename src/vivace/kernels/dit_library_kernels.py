@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from vivace.kernels.dit_kernels import _let_next_start, _load_folded, _load_step, _unfold, _wait
-from vivace.kernels.dit_wide_kernels import _gelu, _load_sums
+from vivace.kernels.dit_wide_kernels import _load_sums
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])
@@ -56,26 +56,6 @@ def library_qkv_kernel(
         tl.store(
             arena_ptr + at[:, None] + channel[None, :], x.to(arena_ptr.dtype.element_ty), mask=keep[:, None]
         )
-
-
-@triton.jit(do_not_specialize=["M", "tiles"])
-def library_ff_in_kernel(
-    total_ptr, stats_ptr, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
-    N: tl.constexpr, K: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    keep = rows < M
-    _wait(PDL)
-    step = _load_step(steps_ptr)
-    weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
-    sums, squares = _load_sums(stats_ptr, tl.where(keep, rows, 0), padded, tiles, MOST)
-    at = rows[:, None] * N + columns[None, :]
-    total = tl.load(total_ptr + at, mask=keep[:, None], other=0.0).to(tl.float32)
-    _let_next_start(PDL)
-    x = _gelu(_unfold(total, sums, squares, weighted, shift, K, EPS))
-    tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=keep[:, None])
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -73,8 +73,8 @@ CHOICES: dict[int, dict[str, Choice]] = {
     4: {
         "qkv": _library(16, 64, 1),
         "attention": _wide(64, 64, 1, 4, 5),
-        "add_attention": _wide(64, 32, 128),
-        "ff_in": _library(16, 128, 1),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(1, 1, 1),
         "add_ff": _library(1, 1024, 1, 8),
         **_AROUND_FEW,
     },
@@ -82,31 +82,31 @@ CHOICES: dict[int, dict[str, Choice]] = {
         "qkv": _library(16, 64, 1),
         "attention": _wide(64, 64, 1, 4, 5),
         "add_attention": _library(1, 1024, 1, 8),
-        "ff_in": _library(16, 128, 1),
+        "ff_in": _library(1, 1, 1),
         "add_ff": _library(1, 1024, 1, 8),
         **_AROUND_FEW,
     },
     12: {
         "qkv": _library(16, 64, 1),
         "attention": _wide(64, 64, 1, 4, 5),
-        "add_attention": _library(2, 1024, 1),
-        "ff_in": _library(16, 128, 1),
-        "add_ff": _library(2, 1024, 1),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(1, 1, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         **_AROUND,
     },
     16: {
         "qkv": _library(16, 64, 1),
         "attention": _wide(64, 64, 1),
-        "add_attention": _wide(128, 128, 64, 8),
-        "ff_in": _library(8, 256, 1),
-        "add_ff": _wide(128, 128, 64, 8),
+        "add_attention": _library(1, 1024, 1, 8),
+        "ff_in": _library(1, 1, 1),
+        "add_ff": _library(1, 1024, 1, 8),
         **_AROUND,
     },
     24: {
         "qkv": _wide(256, 128, 64, 8),
         "attention": _wide(64, 64, 1, 4, 5),
         "add_attention": _library(1, 1024, 1, 8),
-        "ff_in": _library(8, 256, 1),
+        "ff_in": _library(1, 1, 1),
         "add_ff": _library(1, 1024, 1, 8),
         **_AROUND,
     },
@@ -114,17 +114,27 @@ CHOICES: dict[int, dict[str, Choice]] = {
         "qkv": _wide(256, 128, 64, 8),
         "attention": _wide(64, 64, 1, 4, 5),
         "add_attention": _library(1, 1024, 1, 8),
-        "ff_in": _library(8, 256, 1),
+        "ff_in": _library(1, 1, 1),
         "add_ff": _library(1, 1024, 1, 8),
         **_AROUND,
     },
 }
-"""Up to so many streams, for each call of the solver: the fastest of each kernel alone, on an H200 behind 400 frames.
-The depth of the wide attention is its pages at once."""
+"""Up to so many chunks, for each call of the solver: the fastest of each kernel alone, on an H200 behind 400 frames,
+or of whole launches behind 100 and 400. The depth of the wide attention is its pages at once."""
 
-LAUNCH_MS = {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4, 12: 16.7, 16: 22.0, 24: 28.0, 32: 37.8}
-"""A launch by its streams, behind 400 frames on an H200, calculated: the kernels of a layer, measured alone, for each
-layer and step, and what launches took besides with other tiles. One stream: measured at 150 and at 500 frames."""
+LAUNCH_MS = {
+    1: 6.2,
+    2: 8.6,
+    4: 11.2,
+    6: 12.6,
+    8: 14.2,
+    10: 16.6,
+    12: 17.8,
+    16: 23.3,
+    24: 30.0,
+    32: 40.0,
+}
+"""A launch by its chunks, behind 400 frames on an H200: measured up to 16, scaled from the kernels alone beyond."""
 
 _DIM = 1024  # a tile of the library's ``add_projection`` holds whole rows
 
