@@ -5,6 +5,7 @@ import itertools
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -201,6 +202,32 @@ def test_tokens_of_a_row_alone_are_queued_while_others_are_under_way(engine, mon
     wave = [8, 8, *[-1, 8] * 44, -1, 7, -1, -1, 0]
     end = [8, 8, *[-1, 8] * 10, -1, 1, -1, -1, 0]
     assert calls == prompt_and_first + wave + end
+
+
+@pytest.mark.usefixtures("alone_in_turn")
+def test_the_vocoder_gets_all_frames_of_a_large_launch_at_once(engine, monkeypatch):
+    """But of a stream that has company, whose launches depend on the others, chunk by chunk."""
+    fixed_length(engine, monkeypatch, 255)
+    _, device = parts(engine)
+    voices = [noise_voice(engine._config, 50, seed=seed) for seed in (4, 5)]
+    launch, frames = device.vocoder.launch_batch, []
+    monkeypatch.setattr(
+        device.vocoder,
+        "launch_batch",
+        lambda items: frames.append([mel.shape[1] for _, mel, _ in items]) or launch(items),
+    )
+    cut = engine.synthesize(request(voices[0])).samples
+    assert frames == [[50]] * 10 + [[10]]
+    frames.clear()
+    monkeypatch.setattr(device, "capacity", engine._scheduler.capacity)
+    whole = engine.synthesize(request(voices[0])).samples
+    assert frames == [[50], [460]]
+    np.testing.assert_allclose(whole, cut, atol=1e-5)
+    frames.clear()
+    lives = [engine.submit(request(voice)) for voice in voices]
+    run_to_the_end(engine)
+    assert frames[0] == [50, 50]
+    np.testing.assert_allclose(np.concatenate([chunk.samples for chunk in lives[0].chunks]), cut, atol=1e-5)
 
 
 @pytest.mark.usefixtures("alone_in_turn")

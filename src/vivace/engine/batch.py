@@ -9,7 +9,8 @@ The last chunk of a voice's prompt may look ahead on new tokens. The flow gets i
 speech LM goes on to the first border: the first chunk then finds it done.
 
 The samples of a request do not depend on how many chunks a step renders of it: its frames go to the vocoder chunk by
-chunk, cut at the absolute borders.
+chunk, cut at the absolute borders. Only where a stream that is alone gets many chunks at once, always the same ones, do
+they go there as they come: long pieces cost less, and round differently.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from vivace.engine.decoder import BatchDecoder
 from vivace.engine.device_stages import DeviceStages, DeviceVocoderSession
 from vivace.engine.work import Outcome, Rendering, attempt
+from vivace.models.hift_device import DeviceVocoder
 from vivace.models.piece_device import PieceHandle
 
 if TYPE_CHECKING:
@@ -198,10 +200,12 @@ class BatchRunner:
 
     def _launch_vocoder(self, parts: list[_Part]) -> None:
         rounds: list[list[tuple[_Part, Tensor, bool]]] = []
+        takes_long = len(parts) == 1 and self._device.capacity.takes_turns
+        takes_long = takes_long and isinstance(self._device.vocoder, DeviceVocoder)
         for part in parts:
             if part.outcome is not None or part.mel is None:
                 continue
-            pieces = self._pieces(part, part.mel)
+            pieces = [part.mel] if takes_long else self._pieces(part, part.mel)
             while len(rounds) < len(pieces):
                 rounds.append([])
             for number, piece in enumerate(pieces):
