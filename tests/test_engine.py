@@ -26,7 +26,7 @@ from vivace import (
     VoiceNotFoundError,
 )
 from vivace.config import Limits
-from vivace.engine import stages, text_feed
+from vivace.engine import frontend, stages, text_feed
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_runner import LMSession
 from vivace.engine.request import check_request
@@ -1020,3 +1020,23 @@ def test_switches_are_true_or_false_and_nothing_that_looks_like_it(name):
     with pytest.raises(InvalidRequestError) as caught:
         check_request(SynthesisRequest("Hello.", **{name: "no"}), Limits())
     assert (caught.value.code, caught.value.param) == ("invalid_type", name)
+
+
+def test_the_tokens_of_a_transcript_and_an_instruction_are_made_once(engine, monkeypatch):
+    """And again for another one of either; what is wrong with one is said each time."""
+    made, build = [], frontend.build_prompt
+    monkeypatch.setattr(frontend, "build_prompt", lambda *a, **k: made.append(k) or build(*a, **k))
+    own = engine._assets.frontend
+    voice = replace(noise_voice(engine._config, PROMPT_TOKENS), prompt_text="A cat of two words.")
+    first = own.prompt(voice, None, cross_lingual=False)
+    first.prompt_text.clear()  # what a caller does with its own
+    prompts = [own.prompt(voice, None, cross_lingual=False) for _ in range(2)]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].prompt_text
+    assert len(made) == 1
+    own.prompt(replace(voice, prompt_text="A dog of two words."), None, cross_lingual=False)
+    own.prompt(voice, "Speak as a cat would.", cross_lingual=False)
+    assert len(made) == 3
+    for _ in range(2):
+        with pytest.raises(InvalidTextError):
+            own.prompt(voice, "Speak <|endofprompt|> as a cat would.", cross_lingual=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,13 @@ from vivace.config import Limits, ModelConfig
 from vivace.errors import InvalidTextError, ModelFolderError
 from vivace.text.english import speak_dots
 from vivace.text.normalize import finish_sentence, normalize
-from vivace.text.prompts import build_prompt, encode_spoken, prepare_instruction, prepare_transcript
+from vivace.text.prompts import (
+    TextPrompt,
+    build_prompt,
+    encode_spoken,
+    prepare_instruction,
+    prepare_transcript,
+)
 from vivace.text.protected import PROTECTED
 from vivace.text.readable import ReadableText, unreadable
 from vivace.text.special_tokens import TAG_PATTERN
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
     from vivace.text.pronounce import Pronouncer
     from vivace.voice import Voice
 
+
+_KEPT_PROMPTS = 64
+"""Transcripts with their instructions whose tokens are kept: most requests have one that came before."""
 
 SpokenPart: TypeAlias = tuple[str, list[int]]
 """Words as they go to the model, and their token ids."""
@@ -75,6 +85,7 @@ class Frontend:
                 f"{tokenizer_path}: has {self._tokenizer.vocab_size} tokens, the speech LM knows "
                 f"{config.lm.text_vocab_size}; take the tokenizer files of the same model folder"
             )
+        self._text_prompt = functools.lru_cache(_KEPT_PROMPTS)(self._make_text_prompt)
         self.language: str | None = None
         self._pronouncer: Pronouncer | None = None
         if config.pronunciation is not None:
@@ -135,14 +146,7 @@ class Frontend:
     ) -> PromptTokens:
         """The part before the text; see ``text.prompts`` for the three modes. The flow keeps the voice in each."""
         reads_prompt = not cross_lingual and len(voice.speech_tokens) > 0
-        transcript = self._transcript(voice) if reads_prompt else ""
-        prompt = build_prompt(
-            self._tokenizer,
-            transcript=self._pronounce(transcript),
-            instruction=prepare_instruction(instruction or "", limits=self._limits),
-            system=self._style.system,
-            always_marked=self._style.always_marked,
-        )
+        prompt = self._text_prompt(voice.prompt_text if reads_prompt else "", instruction or "")
         speech = voice.speech_tokens.tolist() if prompt.uses_prompt_speech else []
         first, text = list(prompt.prefix_tokens), list(prompt.transcript_tokens)
         if cross_lingual:
@@ -152,9 +156,19 @@ class Frontend:
         reads_speaker = self._style.speaker_with_instruction or not instruction
         return PromptTokens(first, text, speech, reads_speaker)
 
-    def _transcript(self, voice: Voice) -> str:
-        """What the voice's prompt says; empty if the model cannot read it, which then speaks as without."""
-        transcript = prepare_transcript(voice.prompt_text, self.language, limits=self._limits)
+    def _make_text_prompt(self, prompt_text: str, instruction: str) -> TextPrompt:
+        """Tokens of a voice's transcript, if it is to be read, and of an instruction."""
+        return build_prompt(
+            self._tokenizer,
+            transcript=self._pronounce(self._transcript(prompt_text)),
+            instruction=prepare_instruction(instruction, limits=self._limits),
+            system=self._style.system,
+            always_marked=self._style.always_marked,
+        )
+
+    def _transcript(self, prompt_text: str) -> str:
+        """What a voice's prompt says; empty if the model cannot read it, which then speaks as without."""
+        transcript = prepare_transcript(prompt_text, self.language, limits=self._limits)
         readable = self.new_readable()
         if readable is None or not transcript:
             return transcript
