@@ -73,7 +73,7 @@ def draw_rows(shape: Shape, grid: int, logits: torch.Tensor, rows: list[tuple[On
         logits: float32 ``[rows, vocab]``.
         rows: settings, kind, place, and what was decoded, newest last.
     """
-    library = _library("lm_sampling.cc", tuple(compile_options(shape, Tuning(8, 1024), grid)))
+    library = _library("lm_sampling.cc", tuple(compile_options(shape, Tuning(5, 2048), grid)))
     library.draw_rows.restype = ctypes.c_longlong
     table = (_Row * len(rows))()
     for entry, (row, kind, place, history) in zip(table, rows, strict=True):

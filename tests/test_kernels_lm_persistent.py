@@ -28,14 +28,6 @@ def test_shares_cover_everything_once():
         assert [index for part in shares for index in range(part.start, part.stop)] == list(range(count))
 
 
-def test_blocked_rows_keep_every_row_in_runs_of_32_columns():
-    rows = torch.arange(3 * 96).reshape(3, 96)
-    packed = persistent.blocked(rows).reshape(3, 3, 32)  # [run, row, column]
-    for run in range(3):
-        for row in range(3):
-            assert torch.equal(packed[run, row], rows[row, 32 * run : 32 * run + 32])
-
-
 def test_quads_are_what_a_lane_gives_the_matrix_units():
     pairs = torch.arange(11 * 2 * 128).reshape(11, 2, 128)
     first, rest = persistent.quad_rows(pairs).split((8 * 256, 3 * 256))
@@ -90,10 +82,23 @@ def layer(hidden=128, intermediate=256, heads=2, kv_heads=1):
     }
 
 
-def untiled(tiles, hidden):
-    """Columns of the down product from the order in which lanes read them."""
-    tiles = tiles.reshape(hidden // 16, -1, 2, 8, 8)  # [tile, eight, odd, pair, column]
-    return tiles.permute(0, 3, 2, 1, 4).reshape(hidden, -1)
+def from_quads(numbers, width):
+    """Pairs of rows ``[n, 2, width]`` from the order in which lanes take them."""
+    tiles = []
+    for tile in torch.split(numbers, 16 * width):
+        columns = tile.reshape(
+            width // 32, 2, -1, 4, 2, 2, 2
+        )  # [run of 32, half, pair, lane, piece, row, column]
+        tiles.append(columns.permute(2, 5, 0, 3, 1, 4, 6).reshape(-1, 2, width))
+    return torch.cat(tiles)
+
+
+def from_halves(numbers, width):
+    """Rows ``[n, width]`` from ``quad_halves``."""
+    columns = numbers.reshape(
+        width // 64, 2, -1, 4, 2, 2, 2
+    )  # [warp, half, row, lane, piece, run of 32, column]
+    return columns.permute(2, 0, 5, 3, 1, 4, 6).reshape(-1, width)
 
 
 @pytest.mark.parametrize("grid", [32, 37])
@@ -102,47 +107,43 @@ def test_the_blocks_streams_hold_every_weight_once(grid):
     packed = persistent.pack_layer(**weights)
     head = torch.randn(729, 128, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     last = torch.ones(128, dtype=torch.bfloat16)
-    streams = persistent.pack([packed], last, head, grid, chunk_bytes=1024)
-    assert streams.shape[1] * 2 % 1024 == 0
+    streams = persistent.pack([packed], last, head, grid, chunk_bytes=2048)
+    assert streams.shape[1] * 2 % 2048 == 0
     rows = {name: [] for name in ("qkv", "bias", "out", "gate_up", "down", "head")}
     for block, stream in enumerate(streams):
         at = 0
 
-        def take(count, width, stream=stream):
+        def take(count, unit=1, stream=stream):
+            """So many numbers, behind zeros up to a multiple of ``unit``."""
             nonlocal at
-            piece = stream[at : at + count * width]
-            at += count * width
-            return piece.reshape(width // 32, count, 32).transpose(0, 1).reshape(count, width)
+            start = -(-at // unit) * unit
+            assert not stream[at:start].any()
+            at = start + count
+            return stream[start:at]
 
         def part(count, block=block):
             found = persistent.share(count, block, grid)
             return found.stop - found.start
 
-        assert torch.equal(stream[at : at + 128], weights["before"])
-        at += 128
-        pairs = part(128)
-        rows["bias"].append(stream[at : at + 2 * pairs])
-        at += 16
-        rows["qkv"].append(take(2 * pairs, 128))
-        rows["out"].append(take(2 * part(64), 128))
-        assert torch.equal(stream[at : at + 128], weights["between"])
-        at += 128
-        rows["gate_up"].append(take(2 * part(256), 128))
-        tiles, at = stream[at : at + 8 * 128], at + 8 * 128
-        down = untiled(tiles, 128)
+        assert torch.equal(take(128), weights["before"])
+        rows["bias"].append(take(16)[: 2 * part(128)])
+        rows["qkv"].append(from_quads(take(2 * part(128) * 128), 128))
+        rows["out"].append(from_halves(take(2 * part(64) * 128), 128))
+        assert torch.equal(take(128, 64), weights["between"])
+        rows["gate_up"].append(from_quads(take(2 * part(256) * 128, 1024), 128))
+        down = take(8 * 128, 1024).reshape(4, 8, 4, 2, 2, 2)  # [two tiles, pair, lane, tile, odd, column]
+        down = down.permute(0, 3, 1, 4, 2, 5).reshape(128, 8)
         rows["down"].append(down[:, : part(256)].T)
         assert not down[:, part(256) :].any()
-        assert torch.equal(stream[at : at + 128], last)
-        at += 128
-        rows["head"].append(take(2 * part(365), 128))
+        assert torch.equal(take(128), last)
+        rows["head"].append(from_quads(take(2 * part(365) * 128, 1024), 128).flatten(0, 1))
         assert not stream[at:].any()
     joined = {name: torch.cat(parts) for name, parts in rows.items()}
-    assert torch.equal(joined["qkv"], persistent.rotated_pairs(weights["qkv"]).flatten(0, 1))
+    assert torch.equal(joined["qkv"], persistent.rotated_pairs(weights["qkv"]))
     assert torch.equal(joined["bias"], persistent.rotated_pairs(weights["bias"]).flatten())
     turned = joined["out"].reshape(128, -1, 32, 2).transpose(2, 3).reshape(128, 128)
     assert torch.equal(turned, weights["out"])
-    assert torch.equal(joined["gate_up"][0::2], weights["gate"])
-    assert torch.equal(joined["gate_up"][1::2], weights["up"])
+    assert torch.equal(joined["gate_up"], torch.stack((weights["gate"], weights["up"]), dim=1))
     assert torch.equal(joined["down"].T, weights["down"])
     assert torch.equal(joined["head"][:729], head)
     assert not joined["head"][729:].any()
@@ -158,6 +159,17 @@ def test_which_models_and_devices_it_serves():
     tiny = tiny_config().lm
     shape = persistent.Shape(tiny.hidden_size, 256, 2, 2, 1, tiny.num_speech_rows, 729, 1e-6)
     assert shape.problem(32) is None
+
+
+def test_which_rings_serve_a_model():
+    for multiprocessors in (114, 132, 144):
+        assert persistent.Tuning().problem(FULL, multiprocessors) is None
+    assert "multiple" in persistent.Tuning(48, 3072).problem(FULL, 132)
+    assert "do not hold" in persistent.Tuning(16, 8192).problem(FULL, 132)
+    assert persistent.Tuning(48, 4096).problem(FULL, 132) is None
+    assert "do not hold" in persistent.Tuning(12, 8192).problem(
+        dataclasses.replace(FULL, intermediate=256), 132
+    )
 
 
 # -- the kernel --------------------------------------------------------------------------------------------------
@@ -270,7 +282,7 @@ def emulated(config, **options):
 @pytest.fixture(scope="module", params=["emulated", "tiny", "full"])
 def rig(request):
     if request.param == "emulated":  # the ring has so few chunks that it turns several times in a step
-        return emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024))
+        return emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(6, 2048))
     if not has_gpu:
         pytest.skip("needs a GPU of compute capability 9.0")
     device = torch.device("cuda")
@@ -288,13 +300,7 @@ def test_scores_where_the_blocks_shares_differ():
         check_scores(rig, length)
 
 
-CHOICES = [
-    {"JOIN": 1, "TAKE": 1, "X_STRIDE": 16, "FLIGHT": 3},
-    {"QUADS": 1, "HINT": 1, "DOWN_EARLY": 1},
-    {"POLLS": 2, "FLIGHT_BUSY": 3},
-    {"QUADS": 1, "PRELOAD": 5, "FLIGHT": 3, "JOIN": 1, "TAKE": 1, "X_STRIDE": 16},
-    {"X_STRIDE": 4, "BEHIND": 4, "FLIGHT_BEHIND": 3, "PRELOAD": 2},
-]
+CHOICES = [{"FLIGHT": 1, "FLIGHT_BUSY": 1}, {"FLIGHT": 3, "FLIGHT_BUSY": 2}]
 
 
 @torch.inference_mode()
@@ -312,7 +318,7 @@ def test_scores_whatever_the_source_is_compiled_with(choices):
 
 @torch.inference_mode()
 def test_marks_are_left_behind_the_words():
-    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(8, 1024, (("PROFILE", 1),)))
+    rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(6, 2048, (("PROFILE", 1),)))
     words, count = rig.kernel.words, 32 * 4 * 24
     rig.kernel.words = torch.cat((words, words.new_zeros(count, 2)))
     check_scores(rig, 40)

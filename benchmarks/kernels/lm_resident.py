@@ -1,13 +1,14 @@
 """Variants of the resident kernel of the speech LM at full size with random weights: microseconds per step, and where
 they go.
 
-python -m benchmarks.kernels.lm_resident --variants default FLIGHT=3 X_STRIDE=16,FLIGHT=3 [--profile]
+python -m benchmarks.kernels.lm_resident --variants default FLIGHT=3 FLIGHT=3,chunk_bytes=4096,stages=48 [--profile]
 
 A variant is what the source is compiled with (``NAME=value``, several joined by commas; see lm_persistent.cu) and
 what ``Tuning`` has (``stages``, ``chunk_bytes``, …). Each one's scores and tokens are compared with the first one's.
 Its time is that of launches of 32 steps, sampling included. With ``--profile`` every variant is compiled once more
-with marks: clocks between two marks, mean of the steps of one launch, in three kinds of blocks; marks take time
-themselves. Needs a CUDA device of compute capability 9.0. The last line is one JSON document.
+with marks: clocks between two marks, mean of the steps of one launch, in three kinds of blocks. Marks take time
+themselves, and one that follows a barrier of the block may be taken before it. Needs a CUDA device of compute
+capability 9.0. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MARKS = 24
 WORKER_MARKS = (
     *("query-key-value weights", "x of the layer before", "products", "query or tile made ready"),
     *("query waited for", "attention", "output weights", "parts waited for", "parts joined, products"),
-    *("own rows put", "gate and up weights", "x waited for", "gate and up products", "their sums"),
-    *("down weights", "inner numbers", "down products put", "sums waited for", "sums added, rows put"),
+    *("own rows put", "gate and up weights", "x waited for", "gate and up products", "down weights"),
+    *("their sums", "inner numbers", "down products put", "sums waited for", "sums added, rows put"),
     *("head weights", "last x waited for", "scores put", "sampling"),
 )
 OTHER_MARKS = {

@@ -37,42 +37,14 @@
 #define VPT ((VOCAB + THREADS - 1) / THREADS)
 #define CANDIDATES 512
 #define RECENT 64
-// What can be chosen when it is compiled.
+#define X_STRIDE 16              // words from one block's words of x to the next block's: they lie in lines of their own
+#define PRELOAD 5                // tiles of gate and up rows that wait in registers
+// What can be chosen when it is compiled: chunks of weights under way. More delay what the blocks exchange, one is too few.
 #ifndef FLIGHT
-#define FLIGHT 2                 // chunks of weights under way: more delay what the blocks exchange, one is too few
-#endif
-#ifndef BEHIND
-#define BEHIND 0                 // with fewer chunks than this ahead of what was read, FLIGHT_BEHIND are under way
-#endif
-#ifndef FLIGHT_BEHIND
-#define FLIGHT_BEHIND 4
+#define FLIGHT 2
 #endif
 #ifndef FLIGHT_BUSY
-#define FLIGHT_BUSY 0            // as many while the first warp does not wait for other blocks; 0: as at other times
-#endif
-#ifndef POLLS
-#define POLLS 1                  // reads of a word of x that are under way while a warp waits for it: 1 or 2
-#endif
-#ifndef HINT
-#define HINT 0                   // 1: parts of attention are read only when a word has told that they come at once
-#endif
-#ifndef PRELOAD
-#define PRELOAD 3                // tiles of gate and up rows that wait in registers
-#endif
-#ifndef X_STRIDE
-#define X_STRIDE 0               // words from one block's words of x to the next block's (4 to 16); 0: without gaps
-#endif
-#ifndef QUADS
-#define QUADS 0                  // 1: weights lie as the matrix units take them; a warp tells by itself what it has read
-#endif
-#ifndef DOWN_EARLY
-#define DOWN_EARLY 0             // with QUADS, 1: down columns are read before the gate and up sums are added
-#endif
-#ifndef TAKE
-#define TAKE 0                   // 1: parts of attention are joined four at a time
-#endif
-#ifndef JOIN
-#define JOIN 0                   // 1: the helper adds all warps' results without a branch for each
+#define FLIGHT_BUSY 4            // while the first warp does not wait for other blocks
 #endif
 
 struct Args {
@@ -92,14 +64,12 @@ struct Args {
   int table_width; int out_capacity; int num_steps;
 };
 
-#define MOST_X_STRIDE 16
 #define WORDS_XO 0
-#define WORDS_XD (WORDS_XO + GRID * MOST_X_STRIDE)
-#define WORDS_QKV (WORDS_XD + GRID * MOST_X_STRIDE)
+#define WORDS_XD (WORDS_XO + GRID * X_STRIDE)
+#define WORDS_QKV (WORDS_XD + GRID * X_STRIDE)
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
 #define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
-#define WORDS_HINTS (WORDS_SCALES + SPLITS * HEADS)
-#define WORDS_DOWN (WORDS_HINTS + SPLITS * HEADS)
+#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
 #define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
@@ -125,7 +95,7 @@ struct __align__(128) Shared {
   int pages[MAX_PAGES];
   int recent[RECENT];
   u64 full[STAGES];
-  volatile u32 consumed[QUADS ? WARPS : 1];  // chunks of all steps that nobody reads any more; by warp
+  volatile u32 consumed[WARPS];  // chunks of all steps that a warp does not read any more
   volatile u32 waiting;  // whether the first warp waits for other blocks
   volatile int quit;
   volatile int next_token;
@@ -194,27 +164,16 @@ __device__ __forceinline__ bool is_new(u64 word, u32 epoch) { return (u32)(word 
 __device__ __forceinline__ bool is_new_pair(u64 word, u32 epoch) { return (u32)(word >> 48) == (epoch & 0xffffu); }
 __device__ __forceinline__ u64 take_pair(const u64* word, u32 epoch) {
   u64 w = peek(word);
-  if (POLLS == 2) {
-    if (is_new_pair(w, epoch)) return w;
-    u64 other = peek(word);
-    pause<300>();  // about half of what a read takes
-    for (w = peek(word);; w = peek(word)) {
-      if (is_new_pair(other, epoch)) return other;
-      other = peek(word);
-      if (is_new_pair(w, epoch)) return w;
-    }
-  }
   while (!is_new_pair(w, epoch)) w = peek(word);
   return w;
 }
 // Around waits for other blocks.
 __device__ __forceinline__ void now_waiting(bool waiting) {
-  if (FLIGHT_BUSY && threadIdx.x == 0) shared().waiting = waiting;
+  if (threadIdx.x == 0) shared().waiting = waiting;
 }
 
 // Where the word of two neighbours of x lies.
 __device__ __forceinline__ int word_of_x(int pair) {
-  if (!X_STRIDE) return pair;
   const int owner = ((pair + 1) * GRID - 1) / PAIRS;
   return owner * X_STRIDE + pair - owner * PAIRS / GRID;
 }
@@ -222,7 +181,7 @@ __device__ __forceinline__ int word_of_x(int pair) {
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
 // norm, gate and up rows, down columns
 #define PIECE 2048  // bytes of a tile of 16 rows that one warp reads
-template <u32 UNIT> __device__ __forceinline__ u32 filled(u32 bytes) { return QUADS ? (bytes + UNIT - 1) / UNIT * UNIT : bytes; }
+template <u32 UNIT> __device__ __forceinline__ u32 filled(u32 bytes) { return (bytes + UNIT - 1) / UNIT * UNIT; }
 struct Share {
   int p0, qkv_rows, x0, rows, gate_rows;
   u32 at_qkv, at_out, at_norm, at_gate, at_down, bytes;
@@ -255,25 +214,15 @@ struct Place { int layer, position; u32 epoch, chunk0, offset, base, turn; };
 __device__ __forceinline__ void wait_full(u32 chunk) {
   while (!has_arrived(&shared().full[chunk % STAGES], (chunk / STAGES) & 1u)) {}
 }
-// Until a step's bytes from offset on are in the ring.
-__device__ __forceinline__ void wait_bytes(u32 first_chunk, u32 offset, u32 bytes) {
-  const u32 last = first_chunk + (offset + bytes - 1) / CHUNK;
-  for (u32 chunk = first_chunk + offset / CHUNK; chunk <= last; ++chunk) wait_full(chunk);
-}
 __device__ __forceinline__ u32 ring_at(u32 at) { return at >= RING_BYTES ? at - RING_BYTES : at; }
 __device__ __forceinline__ uint4 ring_16(u32 at) { return *reinterpret_cast<const uint4*>(raw_shared + ring_at(at)); }
 __device__ __forceinline__ u32 ring_4(u32 at) { return *reinterpret_cast<const u32*>(raw_shared + ring_at(at)); }
 
 __device__ __forceinline__ void place_in_ring(Place& at) {
-#if QUADS
   const u32 chunk = at.chunk0 + at.offset / CHUNK;
   at.base = chunk % STAGES * CHUNK + at.offset % CHUNK;
   at.turn = chunk / STAGES & 1u;
-#else
-  at.base = ring_at((at.chunk0 % STAGES) * CHUNK + at.offset % RING_BYTES);
-#endif
 }
-#if QUADS
 // A place in the ring, and in which of its turns (even or odd) it is meant.
 struct Spot { u32 at, turn; };
 __device__ __forceinline__ Spot spot(u32 at, u32 turn) {
@@ -297,12 +246,11 @@ __device__ __forceinline__ void release(const Place& at, u32 offset, int warp, i
   __syncwarp();
   if (lane == 0) shared().consumed[warp] = at.chunk0 + (at.offset + offset) / CHUNK;
 }
-#endif
 // How many chunks lie between the first that some warp still reads and chunk k.
 __device__ __forceinline__ int ahead(u32 k) {
   int most = (int)(k - peek_shared(&shared().consumed[0]));
 #pragma unroll
-  for (int w = 1; w < (QUADS ? WARPS : 1); ++w) most = max(most, (int)(k - peek_shared(&shared().consumed[w])));
+  for (int w = 1; w < WARPS; ++w) most = max(most, (int)(k - peek_shared(&shared().consumed[w])));
   return most;
 }
 
@@ -314,7 +262,7 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
     while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    const u32 flight = BEHIND && ahead(k) < BEHIND ? FLIGHT_BEHIND : FLIGHT_BUSY && !s.waiting ? FLIGHT_BUSY : FLIGHT;
+    const u32 flight = s.waiting ? FLIGHT : FLIGHT_BUSY;
     if (k >= flight) wait_full(k - flight);
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
@@ -326,16 +274,15 @@ drain:
   for (u32 j = k - ahead(k); (int)(k - j) > 0; ++j) wait_full(j);
 }
 
-// -- products with HIDDEN columns. Rows lie in blocks of 32 columns, in a block row after row; a warp has two blocks. A
-// lane's 16 bytes of a row are its elements of two products of 16 columns. Rows beyond the last read what follows; nobody
-// looks at their sums.
+// -- products with HIDDEN columns. Rows lie in pairs, in the order in which the matrix units take them: a lane's 16 bytes
+// are its elements of one product of 16 rows and 16 columns. Rows beyond the last read what follows; nobody looks at their
+// sums.
 struct Lane { int t, lane, warp, g, q; };
 __device__ __forceinline__ Lane here() {
   const int t = fresh(threadIdx.x);
   return {t, t & 31, t >> 5, (t & 31) >> 2, t & 3};
 }
 
-#if QUADS
 // A tile of 16 rows, or as many as there are: four products of 16 columns. Row g of a tile is the first of pair g, row g + 8
 // the second. Every block has at least LEAST pairs.
 template <int LEAST>
@@ -357,16 +304,8 @@ __device__ __forceinline__ void load_tile(uint4 (&a)[4], const Spot& rows, int p
     for (int j = 0; j < 4; ++j) a[j] = make_uint4(0, 0, 0, 0);
   }
 }
-#else
-// A tile of 16 rows: columns' block, then rows g and g + 8.
-__device__ __forceinline__ void load_tile(uint4 (&a)[4], u32 base, int rows, int tile, const Lane& n) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    a[i] = ring_16(base + (u32)((2 * n.warp + i / 2) * rows + tile * 16 + i % 2 * 8 + n.g) * 64 + n.q * 16);
-}
-#endif
 // Where the sums of the row lie that thread t finishes: even threads have the first of a pair, odd ones the second.
-__device__ __forceinline__ int row_of(int t) { return QUADS ? (t >> 4) * 16 + (t >> 1 & 7) + (t & 1) * 8 : t; }
+__device__ __forceinline__ int row_of(int t) { return (t >> 4) * 16 + (t >> 1 & 7) + (t & 1) * 8; }
 // Two neighbours of a vector into shared memory, for this warp alone.
 __device__ __forceinline__ void stage(float a, float b, const Lane& n) {
   const u32 both = pair_of(a, b);
@@ -378,7 +317,6 @@ __device__ __forceinline__ uint4 staged(int block, const Lane& n) {
   return *reinterpret_cast<const uint4*>(&shared().x[n.g & 1][n.warp * 32 + block * 16 + n.q * 4]);
 }
 // This warp's part of the sums of some rows, and of the squares, into shared memory.
-#if QUADS
 template <int TILES>
 __device__ __forceinline__ void rows_times_x(const uint4 (&a)[TILES][4], float* partial, float* squares, float square,
                                              const Lane& n) {
@@ -406,53 +344,6 @@ __device__ __forceinline__ void rows_times_x(const uint4 (&a)[TILES][4], float* 
   }
   if (n.lane == 0) squares[n.warp] = square;
 }
-#else
-template <int TILES, int HELD>
-__device__ __forceinline__ void rows_times_x(const uint4 (&held)[HELD][4], u32 base, int rows, float* partial, float* squares,
-                                             float square, const Lane& n) {
-  float c[TILES][4];
-#pragma unroll
-  for (int i = 0; i < TILES; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.f;
-  const uint4 x0 = staged(0, n), x1 = staged(1, n);
-  if (HELD == TILES) {
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply(c[i], held[i][0].x, held[i][1].x, held[i][0].y, held[i][1].y, x0.x, x0.y);
-    square += __shfl_xor_sync(FULL, square, 16);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply(c[i], held[i][0].z, held[i][1].z, held[i][0].w, held[i][1].w, x0.z, x0.w);
-    square += __shfl_xor_sync(FULL, square, 8);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply(c[i], held[i][2].x, held[i][3].x, held[i][2].y, held[i][3].y, x1.x, x1.y);
-    square += __shfl_xor_sync(FULL, square, 4);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) multiply(c[i], held[i][2].z, held[i][3].z, held[i][2].w, held[i][3].w, x1.z, x1.w);
-    square += __shfl_xor_sync(FULL, square, 2);
-    square += __shfl_xor_sync(FULL, square, 1);
-  } else {
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) {
-      uint4 a[4];
-      if (i < HELD) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = held[i < HELD ? i : 0][j];
-      } else load_tile(a, base, rows, i, n);
-      multiply(c[i], a[0].x, a[1].x, a[0].y, a[1].y, x0.x, x0.y);
-      multiply(c[i], a[0].z, a[1].z, a[0].w, a[1].w, x0.z, x0.w);
-      multiply(c[i], a[2].x, a[3].x, a[2].y, a[3].y, x1.x, x1.y);
-      multiply(c[i], a[2].z, a[3].z, a[2].w, a[3].w, x1.z, x1.w);
-    }
-    square = warp_sum(square);
-  }
-  if (n.q == 0) {
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) {
-      partial[(i * 16 + n.g) * SUMS + n.warp] = c[i][0] + c[i][1];
-      partial[(i * 16 + n.g + 8) * SUMS + n.warp] = c[i][2] + c[i][3];
-    }
-  }
-  if (n.lane == 0) squares[n.warp] = square;
-}
-#endif
 __device__ __forceinline__ float sum16(const float* values) {
   float4 a = *reinterpret_cast<const float4*>(values), b = *reinterpret_cast<const float4*>(values + 4);
   float4 c = *reinterpret_cast<const float4*>(values + 8), d = *reinterpret_cast<const float4*>(values + 12);
@@ -470,5 +361,5 @@ __device__ __forceinline__ void put_own_rows(u64* words, int sums, u32 epoch) {
   float x = 0.f;
   if (t < h.rows) x = shared().own[t] += row_sum(sums + t);
   const float next = __shfl_down_sync(FULL, x, 1);
-  if (t < h.rows && t % 2 == 0) put_pair(words + (X_STRIDE ? blockIdx.x * X_STRIDE : h.x0) + t / 2, x, next, epoch);
+  if (t < h.rows && t % 2 == 0) put_pair(words + blockIdx.x * X_STRIDE + t / 2, x, next, epoch);
 }

@@ -31,12 +31,17 @@ MOST_TOP_K = 64
 MOST_PAGES = 512
 _BIAS_BYTES = 32
 _OWN_PAIRS = 4
-_MOST_X_STRIDE = 16
+_X_STRIDE = 16
+"""Words from one block's words of the hidden state to the next block's."""
+
+_PRELOAD = 5
+"""Tiles of gate and up rows that a warp takes out of the ring at once."""
+
 _PIECE = 1024
-"""Numbers of a tile that one warp reads."""
+"""Numbers of a tile of 16 rows that one warp reads; they lie in one chunk of the ring."""
 
 _MOST_ROWS = 96
-"""Of the gate and up product, or of the head, that one block has; the ring holds so many."""
+"""Of the gate and up product, or of the head, that one block has."""
 
 SOURCES = (
     "lm_persistent_device.cu",
@@ -85,11 +90,23 @@ class Shape:
         """Columns of the down product that every block reads."""
         return _filled_units(self.intermediate, grid)
 
+    def most_held(self, grid: int) -> int:
+        """Most bytes of weights that lie in the ring before a warp gives any of them back, in whole pieces."""
+        row, piece = 2 * self.hidden, 2 * _PIECE
+        tiles = min(_PRELOAD, _most(self.most_units(grid), 8))
+        held = max(
+            row + _BIAS_BYTES + 2 * _most(self.qkv_pairs, grid) * row,
+            row + piece + tiles * self.hidden // HEAD_DIM * piece,
+            row * self.down_columns(grid),
+            piece + 2 * _most(self.vocab_pairs, grid) * row,
+        )
+        return _most(held, piece) * piece
+
     def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
-        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 2)
+        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
         return (
-            2 * _MOST_X_STRIDE * grid
+            2 * _X_STRIDE * grid
             + self.qkv_pairs
             + parts
             + grid * grid * _OWN_PAIRS
@@ -121,12 +138,18 @@ class Tuning:
     choices: tuple[tuple[str, int], ...] = ()
 
     @property
-    def quads(self) -> bool:
-        return bool(dict(self.choices).get("QUADS"))
-
-    @property
     def ring_bytes(self) -> int:
         return self.stages * self.chunk_bytes
+
+    def problem(self, shape: Shape, grid: int) -> str | None:
+        """Why ``shape`` cannot be served from this ring; None where it can."""
+        if self.chunk_bytes % (2 * _PIECE):
+            return f"chunks must have a multiple of {2 * _PIECE} bytes"
+        if (
+            shape.most_held(grid) > self.ring_bytes - self.chunk_bytes + 2 * _PIECE
+        ):  # starts with any piece of a chunk
+            return f"{self.stages} chunks do not hold what a block reads at once"
+        return None
 
 
 def share(count: int, block: int, grid: int) -> slice:
@@ -144,25 +167,10 @@ def _filled_units(units: int, grid: int) -> int:
     return 8 * _most(_most(units, grid), 8)
 
 
-def blocked(rows: Tensor) -> Tensor:
-    """Rows ``[n, width]`` in the order in which a warp reads them: 32 columns of every row, then the next 32."""
-    return rows.reshape(rows.shape[0], -1, 32).transpose(0, 1).reshape(-1)
-
-
 def rotated_pairs(rows: Tensor) -> Tensor:
     """Rows of queries, keys or values ``[heads * HEAD_DIM, …]`` in pairs that rotate together, ``[pairs, 2, …]``."""
     halves = rows.reshape(-1, 2, HEAD_DIM // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(-1, 2, *rows.shape[1:])
-
-
-def down_tiles(columns: Tensor) -> Tensor:
-    """Columns ``[hidden, 8 n]`` of the down product in the order in which lanes read them.
-
-    Tiles of 16 rows, first the even ones of 16 neighbours, then the odd ones; in a tile 8 columns of every row, then
-    the next 8.
-    """
-    tiles = columns.reshape(columns.shape[0] // 16, 8, 2, -1, 8)  # [tile, pair, odd, eight, column]
-    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def quad_rows(pairs: Tensor) -> Tensor:
@@ -173,9 +181,8 @@ def quad_rows(pairs: Tensor) -> Tensor:
     """
     tiles = []
     for tile in torch.split(pairs, 8):
-        columns = tile.reshape(
-            len(tile), 2, -1, 4, 2, 2, 2
-        )  # [pair, row, run of 32, lane, half, piece, column]
+        # [pair, row, run of 32, lane, half, piece, column]
+        columns = tile.reshape(len(tile), 2, -1, 4, 2, 2, 2)
         tiles.append(columns.permute(2, 4, 0, 3, 5, 1, 6).reshape(-1))
     return torch.cat(tiles)
 
@@ -189,8 +196,8 @@ def quad_halves(rows: Tensor) -> Tensor:
 def quad_down(columns: Tensor) -> Tensor:
     """Columns ``[hidden, 8 n]`` of the down product in the order in which lanes take them.
 
-    First 16 columns of all tiles, then the next 16; an odd last 8 of two neighbouring tiles together. Tiles are those
-    of ``down_tiles``.
+    First 16 columns of all tiles, then the next 16; an odd last 8 of two neighbouring tiles together. A tile has 16
+    rows, first the even ones of 16 neighbours, then the odd ones.
     """
     tiles = columns.reshape(columns.shape[0] // 16, 8, 2, -1, 4, 2)  # [tile, pair, odd, eight, lane, column]
     eights = tiles.shape[3]
@@ -245,7 +252,7 @@ class Packed:
     gate_up: Tensor
     down: Tensor
 
-    def stream(self, block: int, grid: int, quads: bool = False) -> list[Tensor]:
+    def stream(self, block: int, grid: int) -> list[Tensor]:
         """What ``block`` reads, in order."""
         own = share(self.out.shape[0] // 2, block, grid)
         units = share(self.gate_up.shape[0], block, grid)
@@ -254,21 +261,11 @@ class Packed:
         down = self.down[:, units]
         missing = _filled_units(self.gate_up.shape[0], grid) - down.shape[1]
         bias = torch.cat((bias, bias.new_zeros(_BIAS_BYTES // 2 - len(bias))))
-        if quads:
-            products = [quad_rows(self.qkv[pairs]), quad_halves(self.out[2 * own.start : 2 * own.stop])]
-            parts = _filled([self.before, bias, *products], 64)
-            parts = _filled([*parts, self.between], _PIECE)
-            parts = _filled([*parts, quad_rows(self.gate_up[units])], _PIECE)
-            return [*parts, quad_down(torch.nn.functional.pad(down, (0, missing)))]
-        return [
-            self.before,
-            bias,
-            blocked(self.qkv[pairs].flatten(0, 1)),
-            blocked(self.out[2 * own.start : 2 * own.stop]),
-            self.between,
-            blocked(self.gate_up[units].flatten(0, 1)),
-            down_tiles(torch.nn.functional.pad(down, (0, missing))),
-        ]
+        products = [quad_rows(self.qkv[pairs]), quad_halves(self.out[2 * own.start : 2 * own.stop])]
+        parts = _filled([self.before, bias, *products], 64)
+        parts = _filled([*parts, self.between], _PIECE)
+        parts = _filled([*parts, quad_rows(self.gate_up[units])], _PIECE)
+        return [*parts, quad_down(torch.nn.functional.pad(down, (0, missing)))]
 
 
 def pack_head(head: Tensor) -> Tensor:
@@ -278,16 +275,14 @@ def pack_head(head: Tensor) -> Tensor:
     return head.reshape(-1, 2, head.shape[1])
 
 
-def pack(
-    layers: Sequence[Packed], last: Tensor, head: Tensor, grid: int, chunk_bytes: int, quads: bool = False
-) -> Tensor:
+def pack(layers: Sequence[Packed], last: Tensor, head: Tensor, grid: int, chunk_bytes: int) -> Tensor:
     """Every block's stream ``[grid, bytes / 2]``, padded with zeros to whole chunks."""
     pairs = pack_head(head)
     streams = []
     for block in range(grid):
-        parts = [part for layer in layers for part in layer.stream(block, grid, quads)]
+        parts = [part for layer in layers for part in layer.stream(block, grid)]
         own = pairs[share(pairs.shape[0], block, grid)]
-        parts += [*_filled([last], _PIECE), quad_rows(own)] if quads else [last, blocked(own.flatten(0, 1))]
+        parts += [*_filled([last], _PIECE), quad_rows(own)]
         streams.append(torch.cat(parts))
     unit = chunk_bytes // 2
     longest = max(-(-len(stream) // unit) * unit for stream in streams)
@@ -369,7 +364,7 @@ class PersistentKernel:
 
     Raises:
         KernelUnavailableError: it cannot be compiled here.
-        ValueError: the model does not fit (``Shape.problem``).
+        ValueError: the model does not fit (``Shape.problem``, ``Tuning.problem``).
     """
 
     def __init__(
@@ -386,7 +381,7 @@ class PersistentKernel:
         device, tuning = head.device, tuning or Tuning()
         self.shape, self._tuning = shape, tuning
         self._grid = grid or num_multiprocessors(device)
-        problem = shape.problem(self._grid)
+        problem = shape.problem(self._grid) or tuning.problem(shape, self._grid)
         if problem is not None:
             raise ValueError(problem)
         self._shared, gpu = shared_bytes(shape, tuning, self._grid), gpu_of(device)
@@ -394,7 +389,7 @@ class PersistentKernel:
             raise ValueError(
                 f"a block needs {self._shared} bytes of shared memory, here are {gpu.block_bytes}"
             )
-        self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes, tuning.quads)
+        self._weights = pack(layers, last, head, self._grid, tuning.chunk_bytes)
         self._tensors = {"speech": speech, "rotary": rotary}
         self.words = torch.zeros(shape.num_words(self._grid), 2, dtype=torch.int32, device=device)
         self.epoch = torch.zeros(1, dtype=torch.int32, device=device)

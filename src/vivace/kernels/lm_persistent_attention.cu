@@ -158,7 +158,6 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   mark(1);
   bar_sync<3, WITH_HELPER>();
   mark(2);
-  if (HINT && lane == 0) put_one(a.words + WORDS_HINTS + head * SPLITS + split, 0u, epoch);
   const int warps = min(WARPS, max(0, (part.to - part.from + TILE_POSITIONS - 1) / TILE_POSITIONS));
   float2 scale = make_float2(-INFINITY, 0.f);
   if (lane < warps) scale = s.scale[lane];
@@ -172,13 +171,11 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   __syncwarp();
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) {
-    if (JOIN || w < warps) {
-      const float of = s.weight[w];
-      const float2 upper = *reinterpret_cast<const float2*>(&s.merge[w][0][2 * lane]);
-      const float2 lower = *reinterpret_cast<const float2*>(&s.merge[w][1][2 * lane]);
-      y0 = fmaf(of, upper.x + lower.x, y0);
-      y1 = fmaf(of, upper.y + lower.y, y1);
-    }
+    const float of = s.weight[w];
+    const float2 upper = *reinterpret_cast<const float2*>(&s.merge[w][0][2 * lane]);
+    const float2 lower = *reinterpret_cast<const float2*>(&s.merge[w][1][2 * lane]);
+    y0 = fmaf(of, upper.x + lower.x, y0);
+    y1 = fmaf(of, upper.y + lower.y, y1);
   }
 #pragma unroll
   for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(FULL, sum, d);
@@ -196,11 +193,6 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
   float all = -INFINITY, sum = 0.f;
   y0 = y1 = 0.f;
   u64 scale = 0;
-  if (HINT) {
-    const u64* const hint = words + WORDS_HINTS + n.warp * SPLITS + min(n.lane, splits - 1);
-    while (!is_new(peek(hint), epoch)) {}
-    __syncwarp();
-  }
 #pragma unroll 1
   for (int i = 0; i < splits; i += 4) {
     u64 y[4];
@@ -214,7 +206,6 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
     }
     __syncwarp();
     mark(7);
-#if TAKE
     float of[4], next = all;
 #pragma unroll
     for (int j = 0; j < 4; ++j) of[j] = __shfl_sync(FULL, __uint_as_float((u32)scale), min(i + j, splits - 1));
@@ -233,19 +224,6 @@ __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epo
       y0 = fmaf(p, first_of(y[j]), y0);
       y1 = fmaf(p, second_of(y[j]), y1);
     }
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float of = __shfl_sync(FULL, __uint_as_float((u32)scale), min(i + j, splits - 1));
-      if (i + j < splits) {
-        const float next = fmaxf(all, of), keep = exp2_fast(all - next), p = exp2_fast(of - next);
-        all = next;
-        sum = fmaf(sum, keep, p);
-        y0 = fmaf(y0, keep, p * first_of(y[j]));
-        y1 = fmaf(y1, keep, p * second_of(y[j]));
-      }
-    }
-#endif
   }
   y0 = __fdividef(y0, sum);
   y1 = __fdividef(y1, sum);

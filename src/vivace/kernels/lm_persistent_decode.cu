@@ -68,7 +68,6 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     put_scores(a, at);
     mark(21);
     at.chunk0 += step_chunks();
-    if (!QUADS && threadIdx.x == 0) s.consumed[0] = at.chunk0;
     if (blockIdx.x == GRID - 1) {  // it has no part in attention
       int drawn = sample(a.words + WORDS_LOGITS, at.epoch, step, threadIdx.x);
       if (threadIdx.x == 0) move_on(a, drawn, step, left, at.position, at.epoch);
@@ -92,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   if (t == 0) {
     for (int i = 0; i < STAGES; ++i) arrival_init(&s.full[i]);
     arrival_init_done();
-    for (int w = 0; w < (QUADS ? WARPS : 1); ++w) s.consumed[w] = 0;
+    for (int w = 0; w < WARPS; ++w) s.consumed[w] = 0;
     s.quit = 0;
     s.waiting = 0;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],

@@ -7,19 +7,10 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   const Lane n = here();
   const Share h = share();
   uint4 held[1][4];
-#if QUADS
   wait_at({at.base, at.turn});
   load_tile<0>(held[0], spot(at, h.at_qkv), h.qkv_rows / 2, 0, n);
-#else
-  const u32 rows_at = ring_at(at.base + h.at_qkv);
-  wait_bytes(at.chunk0, at.offset, h.at_qkv);
-  wait_bytes(at.chunk0, at.offset + h.at_qkv + 2 * n.warp * h.qkv_rows * 64, 2 * h.qkv_rows * 64);
-  load_tile(held[0], rows_at, h.qkv_rows, 0, n);
-#endif
   const u32 gain = ring_4(at.base + n.t * 4), bias = ring_4(at.base + ROW_BYTES + (min(n.t, 15) & ~1) * 2);
-#if QUADS
   release(at, h.at_out, n.warp, n.lane);
-#endif
   float a0 = low(e), a1 = high(e);
   mark(0);
   if (at.layer) {
@@ -30,15 +21,10 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   }
   mark(1);
   stage(a0 * low(gain), a1 * high(gain), n);
-#if QUADS
   rows_times_x(held, s.partial + OF_QKV * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
-#else
-  rows_times_x<1, 1>(held, rows_at, h.qkv_rows, s.partial + OF_QKV * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
-#endif
   sync_workers();
   mark(2);
   if (n.t >= 32) return;
-  if (!QUADS && n.t == 0) s.consumed[0] = at.chunk0 + (at.offset + h.at_out) / CHUNK;
   float y = fmaf(row_sum(OF_QKV + row_of(n.t & 15)), norm_scale(s.squares[0]), n.t & 1 ? high(bias) : low(bias));
   const float other = __shfl_xor_sync(FULL, y, 1);
   y = n.t & 1 ? y * turn.x + other * turn.y : y * turn.x - other * turn.y;
@@ -61,17 +47,10 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
-#if QUADS
   const Spot rows = spot(at, h.at_out + n.warp * h.rows * 128);
   wait_at(rows, h.rows * 128);
   const uint4 w0 = ring_16(rows.at + n.lane * 16), w1 = ring_16(rows.at + h.rows * 64 + n.lane * 16);
   release(at, h.at_norm, n.warp, n.lane);
-#else
-  const u32 rows_at = ring_at(ring_at(at.base + h.at_out));
-  wait_bytes(at.chunk0, at.offset + h.at_out + 2 * n.warp * h.rows * 64, 2 * h.rows * 64);
-  const uint4 w0 = ring_16(rows_at + (u32)(2 * n.warp * h.rows + n.g) * 64 + n.q * 16);
-  const uint4 w1 = ring_16(rows_at + (u32)((2 * n.warp + 1) * h.rows + n.g) * 64 + n.q * 16);
-#endif
   float y0, y1;
   mark(6);
   now_waiting(true);
@@ -80,24 +59,17 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   stage(y0, y1, n);
   const uint4 x = staged((n.g >> 1) & 1, n);
   float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
-#if QUADS
   multiply(c, w0.x, w0.y, w0.z, w0.w, x.x, x.y);
   multiply(d, w1.x, w1.y, w1.z, w1.w, x.z, x.w);
-#else
-  multiply(c, w0.x, w1.x, w0.y, w1.y, x.x, x.y);
-  multiply(d, w0.z, w1.z, w0.w, w1.w, x.z, x.w);
-#endif
   float sum = n.q & 1 ? (c[2] + c[3]) + (d[2] + d[3]) : (c[0] + c[1]) + (d[0] + d[1]);
   sum += __shfl_xor_sync(FULL, sum, 1);
   if (n.q == 0) s.partial[(OF_OUT + n.g) * SUMS + n.warp] = sum;
   sync_workers();
   mark(8);
-  if (!QUADS && n.t == 0) s.consumed[0] = at.chunk0 + (at.offset + h.at_norm) / CHUNK;
   put_own_rows(a.words + WORDS_XO, OF_OUT, at.epoch);
   mark(9);
 }
 
-#if QUADS
 // Columns of the down product: 16 for each of four tiles, an odd last eight of two tiles together.
 __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1], const Place& at, const Share& h, const Lane& n) {
 #pragma unroll
@@ -116,7 +88,6 @@ __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1],
   }
   release(at, h.bytes, n.warp, n.lane);
 }
-#endif
 
 // 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
 // behind them. A lane's sums of two rows go to the rows' owner.
@@ -124,7 +95,6 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
-#if QUADS
   const Spot norm = spot(at, h.at_norm + n.warp * 128), rows = spot(at, h.at_gate);
   wait_at(norm);
   const u32 gain = ring_4(norm.at + n.lane * 4);
@@ -132,15 +102,6 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
 #pragma unroll
   for (int i = 0; i < min(PRELOAD, GATE_TILES); ++i) load_tile<INTER / GRID>(held[i], rows, h.gate_rows / 2, i, n);
   release(at, min(h.at_gate + PRELOAD * WARPS * PIECE, h.at_down), n.warp, n.lane);
-#else
-  const u32 rows_at = ring_at(ring_at(at.base + h.at_gate));
-  wait_bytes(at.chunk0, at.offset + h.at_norm, ROW_BYTES);
-  const u32 gain = ring_4(ring_at(at.base + h.at_norm) + n.t * 4);
-  wait_bytes(at.chunk0, at.offset + h.at_gate + 2 * n.warp * h.gate_rows * 64, 2 * h.gate_rows * 64);
-  uint4 held[PRELOAD][4];
-#pragma unroll
-  for (int i = 0; i < PRELOAD; ++i) load_tile(held[i], rows_at, h.gate_rows, i, n);
-#endif
   mark(10);
   now_waiting(true);
   const u64 word = take_pair(a.words + WORDS_XO + word_of_x(n.t), at.epoch);
@@ -148,35 +109,19 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   now_waiting(false);
   const float a0 = first_of(word), a1 = second_of(word);
   stage(a0 * low(gain), a1 * high(gain), n);
-#if QUADS
 #pragma unroll
   for (int i = PRELOAD; i < GATE_TILES; ++i) load_tile<INTER / GRID>(held[i], rows, h.gate_rows / 2, i, n);
   release(at, h.at_down, n.warp, n.lane);
   rows_times_x(held, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
-  uint4 down[4][DOWN_CHUNKS / 2 + 1];
-  if (DOWN_EARLY) load_down(down, at, h, n);
-#else
-  rows_times_x<GATE_TILES, PRELOAD>(held, rows_at, h.gate_rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
-#endif
-  sync_workers();
   mark(12);
-  if (!QUADS && n.t == 0) s.consumed[0] = at.chunk0 + (at.offset + h.at_down) / CHUNK;
+  uint4 down[4][DOWN_CHUNKS / 2 + 1];
+  load_down(down, at, h, n);
+  mark(13);
+  sync_workers();
   const bool finishes = n.t < (h.gate_rows + 31) / 32 * 32;
   float y = 0.f;
   if (finishes) y = row_sum(OF_GATE + row_of(min(n.t, GATE_TILES * 16 - 1))) * norm_scale(s.squares[1]);
-  mark(13);
-#if QUADS
-  if (!DOWN_EARLY) load_down(down, at, h, n);
   mark(14);
-#else
-  wait_bytes(at.chunk0, at.offset + h.at_down + n.warp * 4 * DOWN_CHUNKS * 256, 4 * DOWN_CHUNKS * 256);
-  mark(14);
-  const u32 down_at = ring_at(ring_at(at.base + h.at_down)) + n.warp * 4 * DOWN_CHUNKS * 256 + n.g * 16 + n.q * 4;
-  u32 down[4][DOWN_CHUNKS][2];
-#pragma unroll
-  for (int i = 0; i < 4 * DOWN_CHUNKS * 2; ++i)
-    down[i / (2 * DOWN_CHUNKS)][i / 2 % DOWN_CHUNKS][i % 2] = ring_4(down_at + i * 128);
-#endif
   if (finishes) {  // an even thread has a gate row, the next its up row
     const float other = __shfl_xor_sync(FULL, y, 1), gate = n.t & 1 ? other : y, up = n.t & 1 ? y : other;
     const float made = __fdividef(gate, 1.f + __expf(-gate)) * up;
@@ -187,7 +132,6 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
   u64* const to = a.words + WORDS_DOWN + ((u64)owner * GRID + blockIdx.x) * OWN_PAIRS + pair - owner * PAIRS / GRID;
   sync_workers();
   mark(15);
-  if (!QUADS && n.t == 0) s.consumed[0] = at.chunk0 + (at.offset + h.bytes) / CHUNK;
   float c[4][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.f;
@@ -198,13 +142,9 @@ __device__ __forceinline__ void put_down(const Args& a, const Place& at) {
     const u32 h1 = odd > k ? *reinterpret_cast<const u32*>(&s.h[n.g & 1][odd * 8 + n.q * 2]) : 0u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-#if QUADS
       if (odd > k) multiply(c[i], down[i][k / 2].x, down[i][k / 2].y, down[i][k / 2].z, down[i][k / 2].w, h0, h1);
       else if (i % 2 == 0) multiply(c[i], down[i / 2][k / 2].x, down[i / 2][k / 2].y, 0u, 0u, h0, h1);
       else multiply(c[i], down[i / 2][k / 2].z, down[i / 2][k / 2].w, 0u, 0u, h0, h1);
-#else
-      multiply(c[i], down[i][k][0], down[i][k][1], odd > k ? down[i][odd][0] : 0u, odd > k ? down[i][odd][1] : 0u, h0, h1);
-#endif
     }
   }
   float even = c[0][0] + c[0][1], odd = c[0][2] + c[0][3];
@@ -253,7 +193,6 @@ __device__ __forceinline__ void put_scores(const Args& a, const Place& at) {
   Shared& s = shared();
   const Lane n = here();
   const int b = fresh(blockIdx.x), v0 = b * VOCAB_PAIRS / GRID, rows = 2 * ((b + 1) * VOCAB_PAIRS / GRID - v0);
-#if QUADS
   wait_at({at.base, at.turn});
   const u32 gain = ring_4(at.base + n.t * 4);
   uint4 held[HEAD_TILES][4];
@@ -261,25 +200,12 @@ __device__ __forceinline__ void put_scores(const Args& a, const Place& at) {
   for (int i = 0; i < HEAD_TILES; ++i) load_tile<VOCAB_PAIRS / GRID>(held[i], spot(at, PIECE), rows / 2, i, n);
   __syncwarp();
   if (n.lane == 0) s.consumed[n.warp] = at.chunk0 + step_chunks();
-#else
-  const u32 rows_at = ring_at(at.base + ROW_BYTES);
-  wait_bytes(at.chunk0, at.offset, ROW_BYTES);
-  wait_bytes(at.chunk0, at.offset + ROW_BYTES + 2 * n.warp * rows * 64, 2 * rows * 64);
-  const u32 gain = ring_4(at.base + n.t * 4);
-  uint4 held[HEAD_TILES][4];
-#pragma unroll
-  for (int i = 0; i < HEAD_TILES; ++i) load_tile(held[i], rows_at, rows, i, n);
-#endif
   mark(19);
   const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
   mark(20);
   const float a0 = first_of(word), a1 = second_of(word);
   stage(a0 * low(gain), a1 * high(gain), n);
-#if QUADS
   rows_times_x(held, s.partial + OF_GATE * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
-#else
-  rows_times_x<HEAD_TILES, HEAD_TILES>(held, rows_at, rows, s.partial + OF_GATE * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
-#endif
   sync_workers();
   if (n.t < rows && 2 * v0 + n.t < VOCAB)
     put_one(a.words + WORDS_LOGITS + 2 * v0 + n.t, __float_as_uint(row_sum(OF_GATE + row_of(n.t)) * norm_scale(s.squares[0])), at.epoch);
