@@ -158,7 +158,7 @@ class Policy:
     first_rows: int = 8
     crowd_rows: int = 16
     quiet_rows: int = 4
-    turn_rows: int = 3
+    turn_rows: int = 2
     max_prompts: int = 5
     max_pending_chunks: int = 8
     max_ahead_ms: int | None = None
