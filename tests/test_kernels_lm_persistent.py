@@ -300,7 +300,18 @@ def test_scores_where_the_blocks_shares_differ():
         check_scores(rig, length)
 
 
-CHOICES = [{"FLIGHT": 1, "FLIGHT_BUSY": 1}, {"FLIGHT": 3, "FLIGHT_BUSY": 2}]
+CHOICES = [
+    {"FLIGHT": 1, "FLIGHT_BUSY": 1, "PAST_EARLY": 1, "EARLY_TILES": 3, "DIRECT": 1},
+    {
+        "FLIGHT": 3,
+        "EARLY_TILES": 2,
+        "GIVE_BACK": 1,
+        "COPIES": 4,
+        "PART_COPIES": 2,
+        "PAUSE": 1000,
+        "PART_TILES": 9,
+    },
+]
 
 
 @torch.inference_mode()

@@ -46,6 +46,34 @@
 #ifndef FLIGHT_BUSY
 #define FLIGHT_BUSY 4            // while the first warp does not wait for other blocks
 #endif
+#ifndef FLIGHT_PARTS
+#define FLIGHT_PARTS FLIGHT      // while it waits for attention
+#endif
+// And more that can be chosen.
+#ifndef EARLY_TILES
+#define EARLY_TILES 0            // tiles of gate and up rows that are taken while a warp waits for attention
+#endif
+#ifndef GIVE_BACK
+#define GIVE_BACK 0              // 1: a tile of gate and up rows is given back as soon as it is read
+#endif
+#ifndef PAST_EARLY
+#define PAST_EARLY 0             // 1: keys and values are asked for a layer ahead, before the sums are waited for
+#endif
+#ifndef COPIES
+#define COPIES 1                 // of the words of x, at most MOST_COPIES: fewer blocks read each
+#endif
+#ifndef PART_COPIES
+#define PART_COPIES 1            // of the words of attention
+#endif
+#ifndef PART_TILES
+#define PART_TILES WARPS         // tiles of the past from which on it is divided further
+#endif
+#ifndef PAUSE
+#define PAUSE 0                  // clocks for which blocks that do not attend look for no parts
+#endif
+#ifndef DIRECT
+#define DIRECT 0                 // 1: every warp that attends reads the query by itself
+#endif
 
 struct Args {
   const char* weights;      // [GRID, block_bytes]
@@ -64,12 +92,15 @@ struct Args {
   int table_width; int out_capacity; int num_steps;
 };
 
+#define MOST_COPIES 8
+#define X_WORDS (GRID * X_STRIDE)
+#define PART_WORDS (SPLITS * HEADS * 32)
 #define WORDS_XO 0
-#define WORDS_XD (WORDS_XO + GRID * X_STRIDE)
-#define WORDS_QKV (WORDS_XD + GRID * X_STRIDE)
+#define WORDS_XD (WORDS_XO + X_WORDS * MOST_COPIES)
+#define WORDS_QKV (WORDS_XD + X_WORDS * MOST_COPIES)
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
-#define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
-#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
+#define WORDS_SCALES (WORDS_PARTS + PART_WORDS * MOST_COPIES)
+#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS * MOST_COPIES)
 #define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
@@ -96,7 +127,7 @@ struct __align__(128) Shared {
   int recent[RECENT];
   u64 full[STAGES];
   volatile u32 consumed[WARPS];  // chunks of all steps that a warp does not read any more
-  volatile u32 waiting;  // whether the first warp waits for other blocks
+  volatile u32 flight;  // chunks of weights that may be under way now
   volatile int quit;
   volatile int next_token;
   // The sampler's.
@@ -167,15 +198,15 @@ __device__ __forceinline__ u64 take_pair(const u64* word, u32 epoch) {
   while (!is_new_pair(w, epoch)) w = peek(word);
   return w;
 }
-// Around waits for other blocks.
-__device__ __forceinline__ void now_waiting(bool waiting) {
-  if (threadIdx.x == 0) shared().waiting = waiting;
+// Before and after waits for other blocks.
+__device__ __forceinline__ void set_flight(u32 chunks) {
+  if (threadIdx.x == 0) shared().flight = chunks;
 }
 
-// Where the word of two neighbours of x lies.
+// Where the word of two neighbours of x lies, for this block.
 __device__ __forceinline__ int word_of_x(int pair) {
   const int owner = ((pair + 1) * GRID - 1) / PAIRS;
-  return owner * X_STRIDE + pair - owner * PAIRS / GRID;
+  return owner * X_STRIDE + pair - owner * PAIRS / GRID + (COPIES > 1 ? blockIdx.x % COPIES * X_WORDS : 0);
 }
 
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
@@ -262,7 +293,7 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
     while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    const u32 flight = s.waiting ? FLIGHT : FLIGHT_BUSY;
+    const u32 flight = s.flight;
     if (k >= flight) wait_full(k - flight);
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
@@ -361,5 +392,8 @@ __device__ __forceinline__ void put_own_rows(u64* words, int sums, u32 epoch) {
   float x = 0.f;
   if (t < h.rows) x = shared().own[t] += row_sum(sums + t);
   const float next = __shfl_down_sync(FULL, x, 1);
-  if (t < h.rows && t % 2 == 0) put_pair(words + blockIdx.x * X_STRIDE + t / 2, x, next, epoch);
+  if (t < h.rows && t % 2 == 0) {
+#pragma unroll
+    for (int copy = 0; copy < COPIES; ++copy) put_pair(words + copy * X_WORDS + blockIdx.x * X_STRIDE + t / 2, x, next, epoch);
+  }
 }

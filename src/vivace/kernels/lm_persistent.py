@@ -34,6 +34,9 @@ _OWN_PAIRS = 4
 _X_STRIDE = 16
 """Words from one block's words of the hidden state to the next block's."""
 
+_MOST_COPIES = 8
+"""Of words that all blocks read."""
+
 _PRELOAD = 5
 """Tiles of gate and up rows that a warp takes out of the ring at once."""
 
@@ -104,9 +107,9 @@ class Shape:
 
     def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
-        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
+        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1) * _MOST_COPIES
         return (
-            2 * _X_STRIDE * grid
+            2 * _X_STRIDE * grid * _MOST_COPIES
             + self.qkv_pairs
             + parts
             + grid * grid * _OWN_PAIRS

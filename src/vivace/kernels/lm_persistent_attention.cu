@@ -9,7 +9,7 @@ struct Past { int from, to, splits; };
 
 // Which positions before `past` are part `split`'s.
 __device__ __forceinline__ Past part_of(int past, int split) {
-  const int tiles = (past + TILE_POSITIONS - 1) / TILE_POSITIONS, wanted = min(SPLITS, max(1, (tiles + WARPS - 1) / WARPS));
+  const int tiles = (past + TILE_POSITIONS - 1) / TILE_POSITIONS, wanted = min(SPLITS, max(1, (tiles + PART_TILES - 1) / PART_TILES));
   const int per = max(1, (tiles + wanted - 1) / wanted), splits = max(1, (tiles + per - 1) / per);
   return {split * per * TILE_POSITIONS, min(past, (split + 1) * per * TILE_POSITIONS), splits};
 }
@@ -32,9 +32,32 @@ __device__ __forceinline__ void load_past(Tile& tile, const u16* keys, u64 to_va
   }
 }
 
+// Eight words of the query: the first of two parts in bfloat16 for row 0, the second for row 1.
+__device__ __forceinline__ void take_query(const u64* from, u32 epoch, int row, uint4& q0, uint4& q1) {
+  u64 w[8];
+  for (bool waiting = true; waiting;) {
+    waiting = false;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) peek2(from + i, w[i], w[i + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) waiting |= !is_new_pair(w[i], epoch);
+  }
+  __syncwarp();
+  u32 part[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x0 = first_of(w[2 * i]), x1 = first_of(w[2 * i + 1]), y0 = second_of(w[2 * i]), y1 = second_of(w[2 * i + 1]);
+    const u32 x = pair_of(x0, x1), y = pair_of(y0, y1);
+    part[i] = row == 0 ? x : row == 1 ? pair_of(x0 - low(x), x1 - high(x)) : 0u;
+    part[4 + i] = row == 0 ? y : row == 1 ? pair_of(y0 - low(y), y1 - high(y)) : 0u;
+  }
+  q0 = make_uint4(part[0], part[1], part[2], part[3]);
+  q1 = make_uint4(part[4], part[5], part[6], part[7]);
+}
+
 // A worker warp: its positions of the part.
-__device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* keys, u64 to_values, u64 page_stride,
-                                       const Lane& n) {
+__device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& part, const u16* keys, u64 to_values,
+                                       u64 page_stride, u32 epoch, const Lane& n) {
   Shared& s = shared();
   __syncwarp();
   int first = part.from + n.warp * TILE_POSITIONS;
@@ -46,11 +69,13 @@ __device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* 
     }
   }
   mark(3);
-  bar_sync<2, WITH_HELPER>();
+  if (!DIRECT) bar_sync<2, WITH_HELPER>();
   mark(4);
   if (first < part.to) {
     uint4 q0 = make_uint4(0, 0, 0, 0), q1 = q0;
-    if (n.g < 2) {
+    if (DIRECT) {
+      take_query(a.words + WORDS_QKV + blockIdx.x % HEADS * 32 + n.q * 8, epoch, n.g, q0, q1);
+    } else if (n.g < 2) {
       q0 = *reinterpret_cast<const uint4*>(&s.query[n.g][n.q * 8]);
       q1 = *reinterpret_cast<const uint4*>(&s.query[n.g][32 + n.q * 8]);
     }
@@ -88,7 +113,7 @@ __device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* 
       const float keep = exp2_fast(m - most);
       m = most;
       l *= keep;
-      u32 a[2];
+      u32 weights[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         p[half][0] = exp2_fast(p[half][0] - m);
@@ -96,17 +121,17 @@ __device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* 
         l += p[half][0] + p[half][1];
         const u32 upper = pair_of(p[half][0], p[half][1]);
         const u32 lower = pair_of(p[half][0] - low(upper), p[half][1] - high(upper));
-        a[half] = n.g == 0 ? upper : n.g == 1 ? lower : 0u;
+        weights[half] = n.g == 0 ? upper : n.g == 1 ? lower : 0u;
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) { acc[i][0] *= keep; acc[i][1] *= keep; }
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         const uint4 &v0 = tile.v[block], &v1 = tile.v[2 + block];
-        multiply(acc[4 * block], a[0], 0, a[1], 0, v0.x, v1.x);
-        multiply(acc[4 * block + 1], a[0], 0, a[1], 0, v0.y, v1.y);
-        multiply(acc[4 * block + 2], a[0], 0, a[1], 0, v0.z, v1.z);
-        multiply(acc[4 * block + 3], a[0], 0, a[1], 0, v0.w, v1.w);
+        multiply(acc[4 * block], weights[0], 0, weights[1], 0, v0.x, v1.x);
+        multiply(acc[4 * block + 1], weights[0], 0, weights[1], 0, v0.y, v1.y);
+        multiply(acc[4 * block + 2], weights[0], 0, weights[1], 0, v0.z, v1.z);
+        multiply(acc[4 * block + 3], weights[0], 0, weights[1], 0, v0.w, v1.w);
       }
       first += PASS;
       if (first >= part.to) break;
@@ -136,15 +161,20 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   Shared& s = shared();
   const u64* made = a.words + WORDS_QKV;
   const bool has_new = split == 0;  // part 0 has the new position
-  u64 q = peek(made + head * 32 + lane), k = 0, v = 0;
-  while (!is_new_pair(q, epoch)) q = peek(made + head * 32 + lane);
+  u64 q = 0, k = 0, v = 0;
+  if (!DIRECT || has_new) {
+    q = peek(made + head * 32 + lane);
+    while (!is_new_pair(q, epoch)) q = peek(made + head * 32 + lane);
+  }
   mark(0);
   const float q0 = first_of(q), q1 = second_of(q);
-  const u32 upper = pair_of(q0, q1), lower = pair_of(q0 - low(upper), q1 - high(upper));
-  s.query[0][lane] = (u16)upper; s.query[0][lane + 32] = (u16)(upper >> 16);
-  s.query[1][lane] = (u16)lower; s.query[1][lane + 32] = (u16)(lower >> 16);
-  __syncwarp();
-  bar_arrive<2, WITH_HELPER>();
+  if (!DIRECT) {
+    const u32 upper = pair_of(q0, q1), lower = pair_of(q0 - low(upper), q1 - high(upper));
+    s.query[0][lane] = (u16)upper; s.query[0][lane + 32] = (u16)(upper >> 16);
+    s.query[1][lane] = (u16)lower; s.query[1][lane + 32] = (u16)(lower >> 16);
+    __syncwarp();
+    bar_arrive<2, WITH_HELPER>();
+  }
   float m = -INFINITY, own = -INFINITY, v0 = 0.f, v1 = 0.f;
   if (has_new) {
     const u64* of_group = made + (HEADS + head / GROUP) * 32 + lane;
@@ -181,15 +211,19 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(FULL, sum, d);
   sum = __shfl_sync(FULL, sum, 0) + mine;
   const int slot = head * SPLITS + split;
-  put_pair(a.words + WORDS_PARTS + slot * 32 + lane, __fdividef(y0, sum), __fdividef(y1, sum), epoch);
-  if (lane == 0) put_one(a.words + WORDS_SCALES + slot, __float_as_uint(m + __log2f(sum)), epoch);
+#pragma unroll
+  for (int copy = 0; copy < PART_COPIES; ++copy) {
+    put_pair(a.words + WORDS_PARTS + copy * PART_WORDS + slot * 32 + lane, __fdividef(y0, sum), __fdividef(y1, sum), epoch);
+    if (lane == 0) put_one(a.words + WORDS_SCALES + copy * SPLITS * HEADS + slot, __float_as_uint(m + __log2f(sum)), epoch);
+  }
   mark(3);
 }
 
 // A worker warp takes the head of its own number: the parts' numbers d and d + 32, joined, into y.
 __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epoch, const Lane& n, float& y0, float& y1) {
-  const u64* parts = words + WORDS_PARTS + n.warp * SPLITS * 32 + n.lane;
-  const u64* scales = words + WORDS_SCALES + n.warp * SPLITS + min(n.lane, splits - 1);
+  const int copy = blockIdx.x % PART_COPIES;
+  const u64* parts = words + WORDS_PARTS + copy * PART_WORDS + n.warp * SPLITS * 32 + n.lane;
+  const u64* scales = words + WORDS_SCALES + (copy * HEADS + n.warp) * SPLITS + min(n.lane, splits - 1);
   float all = -INFINITY, sum = 0.f;
   y0 = y1 = 0.f;
   u64 scale = 0;

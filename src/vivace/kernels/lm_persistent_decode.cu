@@ -44,21 +44,33 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     }
     u16* cache = a.pool;
     at.offset = 0;
+#if PAST_EARLY
+    Tile tile;
+    load_past(tile, cache + (u64)group * PAGE * 64, to_values, page_stride, part.from + here().warp * TILE_POSITIONS,
+              split < part.splits ? part.to : 0, here());
+#endif
 #pragma unroll 1
     for (at.layer = 0; at.layer < LAYERS; ++at.layer, cache += 2 * to_values, at.offset += share().bytes) {
       ++at.epoch;
       place_in_ring(at);
       if (split < part.splits) {  // what does not wait for others is asked for first
-        Tile tile;
         const u16* const keys = cache + (u64)group * PAGE * 64;
+#if !PAST_EARLY
+        Tile tile;
         load_past(tile, keys, to_values, page_stride, part.from + here().warp * TILE_POSITIONS, part.to, here());
+#endif
         make_queries(a, at, cache, to_values, e, turn);
-        attend(tile, part, keys, to_values, page_stride, here());
+        attend(a, tile, part, keys, to_values, page_stride, at.epoch, here());
       } else {
         make_queries(a, at, cache, to_values, e, turn);
       }
-      put_out(a, at, part.splits);
-      put_down(a, at);
+      Gate gate;
+      put_out(a, at, part.splits, split < part.splits, gate);
+      put_down(a, at, gate);
+#if PAST_EARLY
+      load_past(tile, cache + 2 * to_values + (u64)group * PAGE * 64, to_values, page_stride,
+                part.from + here().warp * TILE_POSITIONS, split < part.splits && at.layer + 1 < LAYERS ? part.to : 0, here());
+#endif
       put_residual(a, at);
     }
     // The cache's new keys and values must be seen by the blocks that attend in the next step.
@@ -93,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
     arrival_init_done();
     for (int w = 0; w < WARPS; ++w) s.consumed[w] = 0;
     s.quit = 0;
-    s.waiting = 0;
+    s.flight = FLIGHT_BUSY;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
               a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
   }
@@ -104,7 +116,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   if (t < 32) s.squares[t / 16][t % 16] = 0.f;
   if (t < RECENT) s.recent[t] = a.recent[slot * RECENT + t];
   // Words of parts that long were not in use must not look like new ones: 16 bits of an epoch come again.
-  if (split < SPLITS && t < 32) put_pair(a.words + WORDS_PARTS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
+  if (split < SPLITS && t < 32) {
+    for (int copy = 0; copy < PART_COPIES; ++copy)
+      put_pair(a.words + WORDS_PARTS + copy * PART_WORDS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
+  }
   mark_from();
   __syncthreads();
   if (t < THREADS) run_workers(a, left);

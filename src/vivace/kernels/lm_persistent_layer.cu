@@ -14,9 +14,9 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   float a0 = low(e), a1 = high(e);
   mark(0);
   if (at.layer) {
-    now_waiting(true);
+    set_flight(FLIGHT);
     const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
-    now_waiting(false);
+    set_flight(FLIGHT_BUSY);
     a0 = first_of(word); a1 = second_of(word);
   }
   mark(1);
@@ -41,9 +41,27 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
       (u16)(__float_as_uint(y) >> 16);
 }
 
+// What waits in registers for x: this warp's weights of the norm, its columns of gate and up rows.
+struct Gate { u32 gain; uint4 rows[GATE_TILES][4]; };
+template <int FROM, int TO>
+__device__ __forceinline__ void load_gate(Gate& gate, const Place& at, const Share& h, const Lane& n) {
+  const Spot rows = spot(at, h.at_gate);
+  if (FROM == 0) {
+    const Spot norm = spot(at, h.at_norm + n.warp * 128);
+    wait_at(norm);
+    gate.gain = ring_4(norm.at + n.lane * 4);
+  }
+#pragma unroll
+  for (int i = FROM; i < min(TO, GATE_TILES); ++i) {
+    load_tile<INTER / GRID>(gate.rows[i], rows, h.gate_rows / 2, i, n);
+    if (GIVE_BACK) release(at, min(h.at_gate + (i + 1) * WARPS * PIECE, h.at_down), n.warp, n.lane);
+  }
+  if (!GIVE_BACK) release(at, min(h.at_gate + TO * WARPS * PIECE, h.at_down), n.warp, n.lane);
+}
+
 // 3: the parts of attention, joined; output rows. A warp's columns are those of one head. Rows 0 to 7 of its tile are of its
 // first 32 columns, 8 to 15 the same rows of the others.
-__device__ __forceinline__ void put_out(const Args& a, const Place& at, int splits) {
+__device__ __forceinline__ void put_out(const Args& a, const Place& at, int splits, bool attends, Gate& gate) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
@@ -51,11 +69,13 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   wait_at(rows, h.rows * 128);
   const uint4 w0 = ring_16(rows.at + n.lane * 16), w1 = ring_16(rows.at + h.rows * 64 + n.lane * 16);
   release(at, h.at_norm, n.warp, n.lane);
+  if (EARLY_TILES) load_gate<0, EARLY_TILES>(gate, at, h, n);
   float y0, y1;
   mark(6);
-  now_waiting(true);
+  set_flight(FLIGHT_PARTS);
+  if (PAUSE && !attends) pause<PAUSE>();
   take_parts(a.words, splits, at.epoch, n, y0, y1);
-  now_waiting(false);
+  set_flight(FLIGHT_BUSY);
   stage(y0, y1, n);
   const uint4 x = staged((n.g >> 1) & 1, n);
   float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
@@ -91,28 +111,20 @@ __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1],
 
 // 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
 // behind them. A lane's sums of two rows go to the rows' owner.
-__device__ __forceinline__ void put_down(const Args& a, const Place& at) {
+__device__ __forceinline__ void put_down(const Args& a, const Place& at, Gate& gate) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
-  const Spot norm = spot(at, h.at_norm + n.warp * 128), rows = spot(at, h.at_gate);
-  wait_at(norm);
-  const u32 gain = ring_4(norm.at + n.lane * 4);
-  uint4 held[GATE_TILES][4];
-#pragma unroll
-  for (int i = 0; i < min(PRELOAD, GATE_TILES); ++i) load_tile<INTER / GRID>(held[i], rows, h.gate_rows / 2, i, n);
-  release(at, min(h.at_gate + PRELOAD * WARPS * PIECE, h.at_down), n.warp, n.lane);
+  load_gate<EARLY_TILES, PRELOAD>(gate, at, h, n);
   mark(10);
-  now_waiting(true);
+  set_flight(FLIGHT);
   const u64 word = take_pair(a.words + WORDS_XO + word_of_x(n.t), at.epoch);
   mark(11);
-  now_waiting(false);
+  set_flight(FLIGHT_BUSY);
   const float a0 = first_of(word), a1 = second_of(word);
-  stage(a0 * low(gain), a1 * high(gain), n);
-#pragma unroll
-  for (int i = PRELOAD; i < GATE_TILES; ++i) load_tile<INTER / GRID>(held[i], rows, h.gate_rows / 2, i, n);
-  release(at, h.at_down, n.warp, n.lane);
-  rows_times_x(held, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
+  stage(a0 * low(gate.gain), a1 * high(gate.gain), n);
+  load_gate<PRELOAD, MOST_TILES>(gate, at, h, n);
+  rows_times_x(gate.rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
   mark(12);
   uint4 down[4][DOWN_CHUNKS / 2 + 1];
   load_down(down, at, h, n);
@@ -161,7 +173,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   const Lane n = here();
   const Share h = share();
   float v[4] = {0.f, 0.f, 0.f, 0.f};
-  now_waiting(true);
+  set_flight(FLIGHT);
   const int words = min(2, h.rows / 2 - 2 * (n.t & 1));
   for (int i = n.t; i < 2 * GRID; i += THREADS) {
     if (words <= 0) continue;
@@ -172,7 +184,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
     if (words == 2) { v[2] += first_of(w1); v[3] += second_of(w1); }
   }
   __syncwarp();
-  now_waiting(false);
+  set_flight(FLIGHT_BUSY);
   mark(17);
   const bool second = n.t & 2, odd = n.t & 4;
   float u0 = second ? v[2] : v[0], u1 = second ? v[3] : v[1];
