@@ -3,8 +3,7 @@
 // Arguments and results are those of dit_reference.py. A short kernel in a chain waits rather than computes. So this one
 // lets the next one start at once, and fetches what does not depend on the kernel ahead (keys and values of earlier
 // chunks) into shared memory before it waits. What comes late goes from memory straight into the registers of the one
-// warp that needs it. So the kernel ahead must not write keys that another group of the launch reads: a stream has
-// one chunk in it.
+// warp that needs it. That is the group's own chunk, and those of its stream that are ahead of it in the launch.
 //
 // A thread of a matrix operand holds eight neighbouring channels of its row, 16 bytes, where the instruction wants two
 // times two pairs: the order of the summed channels does not matter, if it is the same in both operands.
@@ -59,7 +58,7 @@ __device__ __forceinline__ void multiply32(float (&d)[4], const uint4& a, const 
 
 // A block makes 16 frames of a head; each warp has its own tiles of 16 keys.
 
-constexpr int KEYS = 16, TILE_BYTES = 2 * KEYS * WIDTH * 2, SLOTS = 31;  // keys and values in shared memory
+constexpr int KEYS = 16, TILE_BYTES = 2 * KEYS * WIDTH * 2;  // of keys and values in shared memory
 constexpr int PART_STRIDE = WIDTH + 4;
 
 __device__ __forceinline__ u32 key_piece(int row, int piece) { return row * 128 + (piece ^ row % 2 * 4) * 16; }
@@ -150,7 +149,7 @@ struct Keys {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
     const bf16* query, bf16* mixed, const bf16* arena, const int* starts, const int* counts, const int* steps,
-    const i64* table, i64 layer_offset, i64 step_stride, int table_stride, float scale) {
+    const int* ahead, const i64* table, i64 layer_offset, i64 step_stride, int table_stride, int slots, float scale) {
   constexpr int VALUES = HEADS * CHUNK * WIDTH;  // from a key to its values
   __shared__ float tops[WARPS][16], weights[WARPS][16];
   let_next_start();
@@ -160,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention(
   int start = starts[group], length = start + counts[group];
   i64 inner = steps[group] * step_stride + layer_offset + head * (CHUNK * WIDTH);
   Keys keys = {arena, table + (i64)group * table_stride, inner, length};
-  // Keys of earlier chunks do not depend on the kernel ahead.
-  int kept = min(start / KEYS, SLOTS), tiles = (length + KEYS - 1) / KEYS;
+  // Keys of chunks of earlier launches do not depend on the kernel ahead.
+  int kept = min((start - ahead[group] * CHUNK) / KEYS, slots), tiles = (length + KEYS - 1) / KEYS;
   for (int tile = warp; tile < kept; tile += WARPS) {
     u32 to = memory + tile * TILE_BYTES;
 #pragma unroll

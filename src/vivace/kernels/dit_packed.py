@@ -22,8 +22,8 @@ from vivace.kernels.gpu import gpu_of
 class Way(Enum):
     """Whose kernel it is.
 
-    SINGLE: that of one stream (``dit``). WIDE: wide tiles (``dit_wide``). LIBRARY: PyTorch's products, with kernels
-    behind them (``dit_library``).
+    SINGLE: that of one stream (``dit``, ``dit_hopper``). WIDE: wide tiles (``dit_wide``). LIBRARY: PyTorch's products,
+    with kernels behind them (``dit_library``).
     """
 
     SINGLE = 1
@@ -158,13 +158,14 @@ class PackedKernels:
 
     Args:
         choices: for each call of the solver; None: the fastest, as far as measured.
+        single: the kernels of one stream.
     """
 
-    def __init__(self, streams: int, choices: Mapping[str, Choice] | None = None) -> None:
+    def __init__(self, streams: int, choices: Mapping[str, Choice] | None = None, single: Any = dit) -> None:
         assert streams > 1
         nearest = min((count for count in CHOICES if count >= streams), default=max(CHOICES))
         self._choices = CHOICES[nearest] if choices is None else choices
-        self._kernels: dict[Way, Any] = {Way.SINGLE: dit, Way.WIDE: dit_wide, Way.LIBRARY: Library()}
+        self._kernels: dict[Way, Any] = {Way.SINGLE: single, Way.WIDE: dit_wide, Way.LIBRARY: Library()}
 
     def default_options(self, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
         """Keyword arguments for each call of the solver."""

@@ -54,7 +54,7 @@ def choose_packed(
         return single
     from vivace.kernels import dit_packed
 
-    return dit_packed.PackedKernels(streams)
+    return dit_packed.PackedKernels(streams, single=single)
 
 
 def launch_costs(
