@@ -64,6 +64,32 @@ def test_attention(kernels, model, streams, frames, pages, step):
     assert all(torch.equal(slab, old) for slab, old in zip(slabs, before, strict=True))
 
 
+@pytest.mark.parametrize("chunks", [2, 3, 9])
+@torch.no_grad()
+def test_attention_of_several_chunks_of_a_stream(kernels, model, chunks):
+    """Behind four and behind none; the last one is cut."""
+    flow = DeviceFlow(model, kernels=dit_reference, use_graphs=False)
+    solver = Solver(
+        CONFIG, flow.weights, flow.pool.arena, flow._resolve, flow.layout, flow.start.velocities, 2 * chunks
+    )
+    sent = []
+    for first in (4, 0):
+        pages = flow.pool.take_many(first + chunks)
+        for number in range(chunks):
+            own = pages[: first + number + 1]
+            frames = 50 if number < chunks - 1 else 21
+            sent.append(Chunk([1] * 30, 50 * (first + number), frames, own, own, number))
+    for _, slab in flow.pool._slabs:
+        slab.normal_()
+    solver.send(sent)
+    rows = solver._rows(1, 4 * chunks)
+    solver._query.normal_()
+    dit_reference.attention(rows, solver._query, solver._mixed, 16, flow.layout.layer)
+    expected, solver._mixed[:] = solver._mixed.clone(), 0
+    kernels.attention(rows, solver._query, solver._mixed, 16, flow.layout.layer)
+    assert relative(solver._mixed[: rows.num_rows], expected[: rows.num_rows]) < 5e-3
+
+
 @torch.no_grad()
 def test_stream(kernels, model):
     tokens = [(7 * index) % 100 for index in range(110)]
