@@ -301,9 +301,9 @@ def test_scores_where_the_blocks_shares_differ():
 
 
 CHOICES = [
-    {"FLIGHT": 1, "FLIGHT_BUSY": 1, "PAST_EARLY": 1, "EARLY_TILES": 3, "DIRECT": 1},
+    {"FLIGHT": 1, "FLIGHT_BUSY": 6, "PAST_EARLY": 1, "EARLY_TILES": 3, "DIRECT": 1, "SHORT": 1},
     {
-        "FLIGHT": 3,
+        "LIVE": 1,
         "EARLY_TILES": 2,
         "GIVE_BACK": 1,
         "COPIES": 4,

@@ -71,6 +71,12 @@
 #ifndef PAUSE
 #define PAUSE 0                  // clocks for which blocks that do not attend look for no parts
 #endif
+#ifndef SHORT
+#define SHORT 0                  // 1: shorter chains of dependent operations in attention
+#endif
+#ifndef LIVE
+#define LIVE 0                   // 1: how many chunks may be under way is looked up again while one of them is waited for
+#endif
 #ifndef DIRECT
 #define DIRECT 0                 // 1: every warp that attends reads the query by itself
 #endif
@@ -285,6 +291,11 @@ __device__ __forceinline__ int ahead(u32 k) {
   return most;
 }
 
+__device__ __forceinline__ u32 flight_now() {
+  const u32 chunks = shared().flight;
+  return min(chunks, (u32)STAGES);
+}
+
 // One thread: the block's stream into the ring, as far as there is room.
 __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 num_steps) {
   Shared& s = shared();
@@ -293,8 +304,13 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
     while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    const u32 flight = s.flight;
-    if (k >= flight) wait_full(k - flight);
+    if (LIVE) {
+      for (u32 flight = flight_now(); k >= flight; flight = flight_now())
+        if (has_arrived(&s.full[(k - flight) % STAGES], (k - flight) / STAGES & 1u)) break;
+    } else {
+      const u32 flight = flight_now();
+      if (k >= flight) wait_full(k - flight);
+    }
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
     if (++in_step == step_chunks) in_step = 0;
@@ -384,16 +400,21 @@ __device__ __forceinline__ float sum16(const float* values) {
 __device__ __forceinline__ float row_sum(int row) { return sum16(shared().partial + row * SUMS); }
 __device__ __forceinline__ float norm_scale(const float* squares) { return rsqrtf(sum16(squares) * (1.f / HIDDEN) + EPS); }
 
-// Threads of warp 0: rows of x that this block owns become what they were plus their sums, and go to all.
-__device__ __forceinline__ void put_own_rows(u64* words, int sums, u32 epoch) {
-  const int t = fresh(threadIdx.x);
+// Threads of warp 0: rows of x that this block owns become what they were plus their sums, and go to all. Where they go is
+// found before the barrier behind which the sums are there.
+struct Owner { bool has, puts; int to; };
+__device__ __forceinline__ Owner own_rows() {
+  const int t = fresh(threadIdx.x), rows = share().rows;
+  return {fresh(t < rows) != 0, fresh(t < rows && t % 2 == 0) != 0, fresh(blockIdx.x * X_STRIDE + t / 2)};
+}
+__device__ __forceinline__ void put_own_rows(u64* words, const Owner& owner, int sums, u32 epoch) {
+  const int t = threadIdx.x;
   if (t >= 32) return;
-  const Share h = share();
   float x = 0.f;
-  if (t < h.rows) x = shared().own[t] += row_sum(sums + t);
+  if (owner.has) x = shared().own[t] += row_sum(sums + t);
   const float next = __shfl_down_sync(FULL, x, 1);
-  if (t < h.rows && t % 2 == 0) {
+  if (owner.puts) {
 #pragma unroll
-    for (int copy = 0; copy < COPIES; ++copy) put_pair(words + copy * X_WORDS + blockIdx.x * X_STRIDE + t / 2, x, next, epoch);
+    for (int copy = 0; copy < COPIES; ++copy) put_pair(words + copy * X_WORDS + owner.to, x, next, epoch);
   }
 }

@@ -93,12 +93,18 @@ __device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& pa
       for (int half = 0; half < 2; ++half) multiply(c[half], q0.x, 0, q0.y, 0, tile.k[2 * half].x, tile.k[2 * half].y);
 #pragma unroll
       for (int half = 0; half < 2; ++half) multiply(c[half], q0.z, 0, q0.w, 0, tile.k[2 * half].z, tile.k[2 * half].w);
+      float d[2][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        multiply(c[half], q1.x, 0, q1.y, 0, tile.k[2 * half + 1].x, tile.k[2 * half + 1].y);
+      for (int half = 0; half < 2; ++half) {
+        d[half][0] = d[half][1] = d[half][2] = d[half][3] = 0.f;
+        multiply(SHORT ? d[half] : c[half], q1.x, 0, q1.y, 0, tile.k[2 * half + 1].x, tile.k[2 * half + 1].y);
+      }
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        multiply(c[half], q1.z, 0, q1.w, 0, tile.k[2 * half + 1].z, tile.k[2 * half + 1].w);
+      for (int half = 0; half < 2; ++half) {
+        multiply(SHORT ? d[half] : c[half], q1.z, 0, q1.w, 0, tile.k[2 * half + 1].z, tile.k[2 * half + 1].w);
+        c[half][0] += d[half][0];
+        c[half][1] += d[half][1];
+      }
       float most = m;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -192,10 +198,31 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   float2 scale = make_float2(-INFINITY, 0.f);
   if (lane < warps) scale = s.scale[lane];
   m = scale.x;
+#if SHORT
+#pragma unroll
+  for (int d = 16; d; d >>= 1) m = fmaxf(m, __shfl_xor_sync(FULL, m, d));
+  m = fmaxf(m, own);
+#else
 #pragma unroll
   for (int d = 8; d; d >>= 1) m = fmaxf(m, __shfl_xor_sync(FULL, m, d));
   m = fmaxf(__shfl_sync(FULL, m, 0), own);
+#endif
   const float weight = exp2_fast(scale.x - m), mine = has_new ? exp2_fast(own - m) : 0.f;
+#if SHORT
+  float sum = lane < warps ? weight * scale.y : 0.f, y0 = mine * v0, y1 = mine * v1, z0 = 0.f, z1 = 0.f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    const float of = __shfl_sync(FULL, weight, w);
+    const float2 upper = *reinterpret_cast<const float2*>(&s.merge[w][0][2 * lane]);
+    const float2 lower = *reinterpret_cast<const float2*>(&s.merge[w][1][2 * lane]);
+    float &c0 = w % 2 ? z0 : y0, &c1 = w % 2 ? z1 : y1;
+    c0 = fmaf(of, upper.x + lower.x, c0);
+    c1 = fmaf(of, upper.y + lower.y, c1);
+  }
+  y0 += z0;
+  y1 += z1;
+  sum = warp_sum(sum) + mine;
+#else
   s.weight[lane] = weight;
   float sum = lane < warps ? weight * scale.y : 0.f, y0 = mine * v0, y1 = mine * v1;
   __syncwarp();
@@ -210,6 +237,7 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
 #pragma unroll
   for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(FULL, sum, d);
   sum = __shfl_sync(FULL, sum, 0) + mine;
+#endif
   const int slot = head * SPLITS + split;
 #pragma unroll
   for (int copy = 0; copy < PART_COPIES; ++copy) {

@@ -53,17 +53,13 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     for (at.layer = 0; at.layer < LAYERS; ++at.layer, cache += 2 * to_values, at.offset += share().bytes) {
       ++at.epoch;
       place_in_ring(at);
-      if (split < part.splits) {  // what does not wait for others is asked for first
-        const u16* const keys = cache + (u64)group * PAGE * 64;
+      const u16* const keys = cache + (u64)group * PAGE * 64;
 #if !PAST_EARLY
-        Tile tile;
-        load_past(tile, keys, to_values, page_stride, part.from + here().warp * TILE_POSITIONS, part.to, here());
+      Tile tile;  // what does not wait for others is asked for first
+      load_past(tile, keys, to_values, page_stride, part.from + here().warp * TILE_POSITIONS, split < part.splits ? part.to : 0, here());
 #endif
-        make_queries(a, at, cache, to_values, e, turn);
-        attend(a, tile, part, keys, to_values, page_stride, at.epoch, here());
-      } else {
-        make_queries(a, at, cache, to_values, e, turn);
-      }
+      make_queries(a, at, cache, to_values, e, turn);
+      if (split < part.splits) attend(a, tile, part, keys, to_values, page_stride, at.epoch, here());
       Gate gate;
       put_out(a, at, part.splits, split < part.splits, gate);
       put_down(a, at, gate);

@@ -84,9 +84,10 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   float sum = n.q & 1 ? (c[2] + c[3]) + (d[2] + d[3]) : (c[0] + c[1]) + (d[0] + d[1]);
   sum += __shfl_xor_sync(FULL, sum, 1);
   if (n.q == 0) s.partial[(OF_OUT + n.g) * SUMS + n.warp] = sum;
+  const Owner owner = own_rows();
   sync_workers();
   mark(8);
-  put_own_rows(a.words + WORDS_XO, OF_OUT, at.epoch);
+  put_own_rows(a.words + WORDS_XO, owner, OF_OUT, at.epoch);
   mark(9);
 }
 
@@ -195,8 +196,9 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   r += __shfl_xor_sync(FULL, r, 8);
   r += __shfl_xor_sync(FULL, r, 16);
   if (n.lane < 8) s.partial[(OF_DOWN + (n.t & 1) * 4 + (n.t & 2) + (n.t >> 2 & 1)) * SUMS + n.warp] = r;
+  const Owner owner = own_rows();
   sync_workers();
-  put_own_rows(a.words + WORDS_XD, OF_DOWN, at.epoch);
+  put_own_rows(a.words + WORDS_XD, owner, OF_DOWN, at.epoch);
   mark(18);
 }
 
