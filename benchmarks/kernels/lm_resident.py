@@ -1,7 +1,7 @@
 """Variants of the resident kernel of the speech LM at full size with random weights: microseconds per step, and where
 they go.
 
-python -m benchmarks.kernels.lm_resident --variants default FLIGHT=3 FLIGHT=3,chunk_bytes=4096,stages=48 [--profile]
+python -m benchmarks.kernels.lm_resident --variants default FLIGHT=3 FLIGHT=4,chunk_bytes=4096,stages=48 [--profile]
 
 A variant is what the source is compiled with (``NAME=value``, several joined by commas; see lm_persistent.cu) and
 what ``Tuning`` has (``stages``, ``chunk_bytes``, …). Each one's scores and tokens are compared with the first one's.

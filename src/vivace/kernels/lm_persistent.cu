@@ -71,6 +71,9 @@
 #ifndef PAUSE
 #define PAUSE 0                  // clocks for which blocks that do not attend look for no parts
 #endif
+#ifndef CALM
+#define CALM 0                   // 1: FLIGHT_PARTS holds from the queries' sums on, in blocks that attend too
+#endif
 #ifndef SHORT
 #define SHORT 0                  // 1: shorter chains of dependent operations in attention
 #endif
@@ -125,7 +128,10 @@ struct __align__(128) Shared {
   __align__(16) u16 query[2][64];
   __align__(16) float partial[(16 + 16 + MOST_TILES * 16) * SUMS];
   __align__(16) float squares[2][16];  // for query-key-value and head, for gate
-  __align__(16) float merge[WARPS][2][64];  // of a warp's part of the past: dimensions d and d + 32 side by side
+  union {  // the block that samples has no part in attention
+    __align__(16) float merge[WARPS][2][64];  // of a warp's part of the past: dimensions d and d + 32 side by side
+    __align__(16) u32 scratch[1280];          // the sampler's
+  };
   float2 scale[16];                    // its maximum and its sum
   float weight[32];
   float own[8];
@@ -137,7 +143,6 @@ struct __align__(128) Shared {
   volatile int quit;
   volatile int next_token;
   // The sampler's.
-  __align__(16) u32 scratch[1280];
   float block[16];
   u32 threshold; u32 count; int again; int picked; int bad;
   double scan[WARPS];

@@ -322,8 +322,8 @@ def shared_bytes(shape: Shape, tuning: Tuning, grid: int) -> int:
     """At least the size of the kernel's ``Shared``."""
     rows = 2 * max(shape.most_units(grid), -(-shape.vocab_pairs // grid))
     sums = 20 * (32 + -(-rows // 16) * 16)
-    vectors = shape.hidden + shape.down_columns(grid) + 128 * (shape.hidden // HEAD_DIM)
-    rest = 64 + 32 + 32 + 32 + 8 + MOST_PAGES + 64 + 2 * tuning.stages + 1280 + 16 + 2 * 16 + 64
+    vectors = shape.hidden + shape.down_columns(grid) + max(1280, 128 * (shape.hidden // HEAD_DIM))
+    rest = 64 + 32 + 32 + 32 + 8 + MOST_PAGES + 64 + 2 * tuning.stages + 16 + 2 * 16 + 64
     return tuning.ring_bytes + 4 * (sums + vectors + rest) + 1024
 
 

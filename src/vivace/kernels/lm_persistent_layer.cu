@@ -25,6 +25,7 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   sync_workers();
   mark(2);
   if (n.t >= 32) return;
+  if (CALM) set_flight(FLIGHT_PARTS);
   float y = fmaf(row_sum(OF_QKV + row_of(n.t & 15)), norm_scale(s.squares[0]), n.t & 1 ? high(bias) : low(bias));
   const float other = __shfl_xor_sync(FULL, y, 1);
   y = n.t & 1 ? y * turn.x + other * turn.y : y * turn.x - other * turn.y;
