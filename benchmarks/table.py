@@ -129,6 +129,8 @@ def cuda_steps(reference: Sequence[str] = ()) -> list[Step]:
         Step("ladder", 120, 300, ladder, full, goes_on=True),
         Step("kernels-dit", 60, 180, "python -m benchmarks.kernels.dit"),
         Step("kernels-hift", 30, 90, "python -m benchmarks.kernels.hift"),
+        Step("kernels-hift-long", 18, 60, "python -m benchmarks.kernels.hift --long"),
+        Step("kernels-lm-resident", 15, 60, "python -m benchmarks.kernels.lm_resident --profile"),
         Step("kernels-lm", 20, 60, "python -m benchmarks.kernels.lm"),
         Step("llm-compile", 90, 180, f"vivace bench llm {HALF} --batch 1,32 --choices compile"),
         *(compare(generation, reference) for generation in (3,) if reference),

@@ -28,7 +28,6 @@ import torch
 from vivace.engine.decoder import BatchDecoder
 from vivace.engine.device_stages import DeviceStages, DeviceVocoderSession
 from vivace.engine.work import Outcome, Rendering, attempt
-from vivace.models.hift_device import DeviceVocoder
 from vivace.models.piece_device import PieceHandle
 
 if TYPE_CHECKING:
@@ -200,8 +199,9 @@ class BatchRunner:
 
     def _launch_vocoder(self, parts: list[_Part]) -> None:
         rounds: list[list[tuple[_Part, Tensor, bool]]] = []
-        takes_long = len(parts) == 1 and self._device.capacity.takes_turns
-        takes_long = takes_long and isinstance(self._device.vocoder, DeviceVocoder)
+        vocoder = self._device.vocoder
+        takes_long = vocoder is not None and vocoder.takes_long_pieces
+        takes_long = takes_long and len(parts) == 1 and self._device.capacity.takes_turns
         for part in parts:
             if part.outcome is not None or part.mel is None:
                 continue

@@ -61,7 +61,7 @@ _AROUND_FEW = _AROUND | dict.fromkeys(("convolve", "convolve_add"), _single(64, 
 CHOICES: dict[int, dict[str, Choice]] = {
     2: {
         "qkv": _wide(64, 64, 128, 4, 3),
-        "attention": _wide(64, 64, 1, 4, 5),
+        "attention": _single(16, 128, 64, 4, 2),
         "add_attention": _wide(64, 32, 128),
         "ff_in": _single(64, 32, 128),
         "add_ff": _wide(64, 32, 128),

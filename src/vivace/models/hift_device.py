@@ -69,6 +69,8 @@ class DeviceVocoder(SlotVocoder):
         rows: by bucket, the most streams of a launch.
     """
 
+    takes_long_pieces = True
+
     def __init__(
         self,
         model: CausalHiFT,

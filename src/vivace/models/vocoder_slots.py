@@ -47,6 +47,9 @@ class SlotVocoder(ABC):
         launches_halved: for want of memory, so far.
     """
 
+    takes_long_pieces = False
+    """Whether many chunks of a stream cost less in one piece."""
+
     def __init__(self, slots: int, most_frames: int, host: HostBuffers) -> None:
         self._host = host
         self._slots = slots
