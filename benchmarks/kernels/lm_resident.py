@@ -216,8 +216,7 @@ def _profile(rig: Rig, name: str) -> list[dict[str, Any]]:
     count = _grid() * len(MARK_ROLES) * MARKS
     marks = kernel.words[-count:, 0].reshape(_grid(), len(MARK_ROLES), MARKS)
     tiles = -(-(rig.context + rig.steps // 2) // 16)
-    of_part = read_variant(name)[1].get("PART_TILES", shape.hidden // 64)
-    splits = min(8, max(1, -(-tiles // of_part)))
+    splits = min(8, max(1, -(-tiles // (shape.hidden // 64))))
     return profile_rows(marks.cpu(), splits * shape.heads, shape.layers, rig.steps)
 
 

@@ -172,7 +172,6 @@ inline void copy_chunk(char* to, const char* from, u32 bytes, u64* barrier) {
   now->block->copies.push_back({to, from, bytes, barrier});
 }
 inline u32 clock_now() { static u32 now; return ++now; }
-template <u32 CLOCKS> void pause() {}
 inline u32 peek_shared(const volatile u32* at) { yield(); return *at; }
 
 inline float bf(u64 v, int half) { return __uint_as_float((u32)(half ? v >> 16 : v) << 16); }

@@ -38,7 +38,8 @@
 #define CANDIDATES 512
 #define RECENT 64
 #define X_STRIDE 16              // words from one block's words of x to the next block's: they lie in lines of their own
-#define PRELOAD 5                // tiles of gate and up rows that wait in registers
+#define EARLY_TILES 3            // tiles of gate and up rows that are taken while a warp waits for attention
+#define PRELOAD 5                // and until it waits for x
 // What can be chosen when it is compiled: chunks of weights under way. More delay what the blocks exchange, one is too few.
 #ifndef FLIGHT
 #define FLIGHT 2
@@ -47,41 +48,7 @@
 #define FLIGHT_BUSY 4            // while the first warp does not wait for other blocks
 #endif
 #ifndef FLIGHT_PARTS
-#define FLIGHT_PARTS FLIGHT      // while it waits for attention
-#endif
-// And more that can be chosen.
-#ifndef EARLY_TILES
-#define EARLY_TILES 0            // tiles of gate and up rows that are taken while a warp waits for attention
-#endif
-#ifndef GIVE_BACK
-#define GIVE_BACK 0              // 1: a tile of gate and up rows is given back as soon as it is read
-#endif
-#ifndef PAST_EARLY
-#define PAST_EARLY 0             // 1: keys and values are asked for a layer ahead, before the sums are waited for
-#endif
-#ifndef COPIES
-#define COPIES 1                 // of the words of x, at most MOST_COPIES: fewer blocks read each
-#endif
-#ifndef PART_COPIES
-#define PART_COPIES 1            // of the words of attention
-#endif
-#ifndef PART_TILES
-#define PART_TILES WARPS         // tiles of the past from which on it is divided further
-#endif
-#ifndef PAUSE
-#define PAUSE 0                  // clocks for which blocks that do not attend look for no parts
-#endif
-#ifndef CALM
-#define CALM 0                   // 1: FLIGHT_PARTS holds from the queries' sums on, in blocks that attend too
-#endif
-#ifndef SHORT
-#define SHORT 0                  // 1: shorter chains of dependent operations in attention
-#endif
-#ifndef LIVE
-#define LIVE 0                   // 1: how many chunks may be under way is looked up again while one of them is waited for
-#endif
-#ifndef DIRECT
-#define DIRECT 0                 // 1: every warp that attends reads the query by itself
+#define FLIGHT_PARTS 4           // while it waits for attention
 #endif
 
 struct Args {
@@ -101,15 +68,13 @@ struct Args {
   int table_width; int out_capacity; int num_steps;
 };
 
-#define MOST_COPIES 8
 #define X_WORDS (GRID * X_STRIDE)
-#define PART_WORDS (SPLITS * HEADS * 32)
 #define WORDS_XO 0
-#define WORDS_XD (WORDS_XO + X_WORDS * MOST_COPIES)
-#define WORDS_QKV (WORDS_XD + X_WORDS * MOST_COPIES)
+#define WORDS_XD (WORDS_XO + X_WORDS)
+#define WORDS_QKV (WORDS_XD + X_WORDS)
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
-#define WORDS_SCALES (WORDS_PARTS + PART_WORDS * MOST_COPIES)
-#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS * MOST_COPIES)
+#define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
+#define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
 #define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
@@ -214,10 +179,10 @@ __device__ __forceinline__ void set_flight(u32 chunks) {
   if (threadIdx.x == 0) shared().flight = chunks;
 }
 
-// Where the word of two neighbours of x lies, for this block.
+// Where the word of two neighbours of x lies.
 __device__ __forceinline__ int word_of_x(int pair) {
   const int owner = ((pair + 1) * GRID - 1) / PAIRS;
-  return owner * X_STRIDE + pair - owner * PAIRS / GRID + (COPIES > 1 ? blockIdx.x % COPIES * X_WORDS : 0);
+  return owner * X_STRIDE + pair - owner * PAIRS / GRID;
 }
 
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
@@ -296,11 +261,6 @@ __device__ __forceinline__ int ahead(u32 k) {
   return most;
 }
 
-__device__ __forceinline__ u32 flight_now() {
-  const u32 chunks = shared().flight;
-  return min(chunks, (u32)STAGES);
-}
-
 // One thread: the block's stream into the ring, as far as there is room.
 __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 num_steps) {
   Shared& s = shared();
@@ -309,13 +269,8 @@ __device__ __noinline__ void produce(const char* source, u32 step_chunks, u32 nu
     while (ahead(k) >= STAGES)
       if (peek_shared((const volatile u32*)&s.quit)) goto drain;
     mark(0);
-    if (LIVE) {
-      for (u32 flight = flight_now(); k >= flight; flight = flight_now())
-        if (has_arrived(&s.full[(k - flight) % STAGES], (k - flight) / STAGES & 1u)) break;
-    } else {
-      const u32 flight = flight_now();
-      if (k >= flight) wait_full(k - flight);
-    }
+    const u32 flight = s.flight;
+    if (k >= flight) wait_full(k - flight);
     mark(1);
     copy_chunk(s.ring + k % STAGES * CHUNK, source + (u64)in_step * CHUNK, CHUNK, &s.full[k % STAGES]);
     if (++in_step == step_chunks) in_step = 0;
@@ -418,8 +373,5 @@ __device__ __forceinline__ void put_own_rows(u64* words, const Owner& owner, int
   float x = 0.f;
   if (owner.has) x = shared().own[t] += row_sum(sums + t);
   const float next = __shfl_down_sync(FULL, x, 1);
-  if (owner.puts) {
-#pragma unroll
-    for (int copy = 0; copy < COPIES; ++copy) put_pair(words + copy * X_WORDS + owner.to, x, next, epoch);
-  }
+  if (owner.puts) put_pair(words + owner.to, x, next, epoch);
 }

@@ -34,12 +34,6 @@ _OWN_PAIRS = 4
 _X_STRIDE = 16
 """Words from one block's words of the hidden state to the next block's."""
 
-_MOST_COPIES = 8
-"""Of words that all blocks read."""
-
-_PRELOAD = 5
-"""Tiles of gate and up rows that a warp takes out of the ring at once."""
-
 _PIECE = 1024
 """Numbers of a tile of 16 rows that one warp reads; they lie in one chunk of the ring."""
 
@@ -96,10 +90,9 @@ class Shape:
     def most_held(self, grid: int) -> int:
         """Most bytes of weights that lie in the ring before a warp gives any of them back, in whole pieces."""
         row, piece = 2 * self.hidden, 2 * _PIECE
-        tiles = min(_PRELOAD, _most(self.most_units(grid), 8))
         held = max(
             row + _BIAS_BYTES + 2 * _most(self.qkv_pairs, grid) * row,
-            row + piece + tiles * self.hidden // HEAD_DIM * piece,
+            row + piece + self.hidden // HEAD_DIM * piece,
             row * self.down_columns(grid),
             piece + 2 * _most(self.vocab_pairs, grid) * row,
         )
@@ -107,9 +100,9 @@ class Shape:
 
     def num_words(self, grid: int) -> int:
         """Words of 8 bytes that blocks exchange."""
-        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1) * _MOST_COPIES
+        parts = SPLITS * self.heads * (HEAD_DIM // 2 + 1)
         return (
-            2 * _X_STRIDE * grid * _MOST_COPIES
+            2 * _X_STRIDE * grid
             + self.qkv_pairs
             + parts
             + grid * grid * _OWN_PAIRS

@@ -9,7 +9,7 @@ struct Past { int from, to, splits; };
 
 // Which positions before `past` are part `split`'s.
 __device__ __forceinline__ Past part_of(int past, int split) {
-  const int tiles = (past + TILE_POSITIONS - 1) / TILE_POSITIONS, wanted = min(SPLITS, max(1, (tiles + PART_TILES - 1) / PART_TILES));
+  const int tiles = (past + TILE_POSITIONS - 1) / TILE_POSITIONS, wanted = min(SPLITS, max(1, (tiles + WARPS - 1) / WARPS));
   const int per = max(1, (tiles + wanted - 1) / wanted), splits = max(1, (tiles + per - 1) / per);
   return {split * per * TILE_POSITIONS, min(past, (split + 1) * per * TILE_POSITIONS), splits};
 }
@@ -32,32 +32,9 @@ __device__ __forceinline__ void load_past(Tile& tile, const u16* keys, u64 to_va
   }
 }
 
-// Eight words of the query: the first of two parts in bfloat16 for row 0, the second for row 1.
-__device__ __forceinline__ void take_query(const u64* from, u32 epoch, int row, uint4& q0, uint4& q1) {
-  u64 w[8];
-  for (bool waiting = true; waiting;) {
-    waiting = false;
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) peek2(from + i, w[i], w[i + 1]);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) waiting |= !is_new_pair(w[i], epoch);
-  }
-  __syncwarp();
-  u32 part[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float x0 = first_of(w[2 * i]), x1 = first_of(w[2 * i + 1]), y0 = second_of(w[2 * i]), y1 = second_of(w[2 * i + 1]);
-    const u32 x = pair_of(x0, x1), y = pair_of(y0, y1);
-    part[i] = row == 0 ? x : row == 1 ? pair_of(x0 - low(x), x1 - high(x)) : 0u;
-    part[4 + i] = row == 0 ? y : row == 1 ? pair_of(y0 - low(y), y1 - high(y)) : 0u;
-  }
-  q0 = make_uint4(part[0], part[1], part[2], part[3]);
-  q1 = make_uint4(part[4], part[5], part[6], part[7]);
-}
-
 // A worker warp: its positions of the part.
-__device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& part, const u16* keys, u64 to_values,
-                                       u64 page_stride, u32 epoch, const Lane& n) {
+__device__ __forceinline__ void attend(Tile& tile, const Past& part, const u16* keys, u64 to_values, u64 page_stride,
+                                       const Lane& n) {
   Shared& s = shared();
   __syncwarp();
   int first = part.from + n.warp * TILE_POSITIONS;
@@ -69,13 +46,11 @@ __device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& pa
     }
   }
   mark(3);
-  if (!DIRECT) bar_sync<2, WITH_HELPER>();
+  bar_sync<2, WITH_HELPER>();
   mark(4);
   if (first < part.to) {
     uint4 q0 = make_uint4(0, 0, 0, 0), q1 = q0;
-    if (DIRECT) {
-      take_query(a.words + WORDS_QKV + blockIdx.x % HEADS * 32 + n.q * 8, epoch, n.g, q0, q1);
-    } else if (n.g < 2) {
+    if (n.g < 2) {
       q0 = *reinterpret_cast<const uint4*>(&s.query[n.g][n.q * 8]);
       q1 = *reinterpret_cast<const uint4*>(&s.query[n.g][32 + n.q * 8]);
     }
@@ -93,18 +68,10 @@ __device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& pa
       for (int half = 0; half < 2; ++half) multiply(c[half], q0.x, 0, q0.y, 0, tile.k[2 * half].x, tile.k[2 * half].y);
 #pragma unroll
       for (int half = 0; half < 2; ++half) multiply(c[half], q0.z, 0, q0.w, 0, tile.k[2 * half].z, tile.k[2 * half].w);
-      float d[2][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        d[half][0] = d[half][1] = d[half][2] = d[half][3] = 0.f;
-        multiply(SHORT ? d[half] : c[half], q1.x, 0, q1.y, 0, tile.k[2 * half + 1].x, tile.k[2 * half + 1].y);
-      }
+      for (int half = 0; half < 2; ++half) multiply(c[half], q1.x, 0, q1.y, 0, tile.k[2 * half + 1].x, tile.k[2 * half + 1].y);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        multiply(SHORT ? d[half] : c[half], q1.z, 0, q1.w, 0, tile.k[2 * half + 1].z, tile.k[2 * half + 1].w);
-        c[half][0] += d[half][0];
-        c[half][1] += d[half][1];
-      }
+      for (int half = 0; half < 2; ++half) multiply(c[half], q1.z, 0, q1.w, 0, tile.k[2 * half + 1].z, tile.k[2 * half + 1].w);
       float most = m;
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -163,27 +130,22 @@ __device__ __forceinline__ void attend(const Args& a, Tile& tile, const Past& pa
 }
 
 // The helper warp, one layer: lane has dimensions d and d + 32 of its head.
-__device__ __forceinline__ void help(const Args& a, const Past& part, int head, int split, u32 epoch, int layer, int lane) {
+__device__ __forceinline__ void help(const Args& a, const Past& part, int head, int split, u32 epoch, int lane) {
   Shared& s = shared();
   const u64* made = a.words + WORDS_QKV;
   const bool has_new = split == 0;  // part 0 has the new position
-  u64 q = 0, k = 0, v = 0;
-  if (!DIRECT || has_new) {
-    q = peek(made + head * 32 + lane);
-    while (!is_new_pair(q, epoch)) q = peek(made + head * 32 + lane);
-  }
+  const u64 q = take_pair(made + head * 32 + lane, epoch);
   mark(0);
   const float q0 = first_of(q), q1 = second_of(q);
-  if (!DIRECT) {
-    const u32 upper = pair_of(q0, q1), lower = pair_of(q0 - low(upper), q1 - high(upper));
-    s.query[0][lane] = (u16)upper; s.query[0][lane + 32] = (u16)(upper >> 16);
-    s.query[1][lane] = (u16)lower; s.query[1][lane + 32] = (u16)(lower >> 16);
-    __syncwarp();
-    bar_arrive<2, WITH_HELPER>();
-  }
-  float m = -INFINITY, own = -INFINITY, v0 = 0.f, v1 = 0.f;
+  const u32 upper = pair_of(q0, q1), lower = pair_of(q0 - low(upper), q1 - high(upper));
+  s.query[0][lane] = (u16)upper; s.query[0][lane + 32] = (u16)(upper >> 16);
+  s.query[1][lane] = (u16)lower; s.query[1][lane + 32] = (u16)(lower >> 16);
+  __syncwarp();
+  bar_arrive<2, WITH_HELPER>();
+  float own = -INFINITY, v0 = 0.f, v1 = 0.f;
   if (has_new) {
     const u64* of_group = made + (HEADS + head / GROUP) * 32 + lane;
+    u64 k, v;
     do {
       k = peek(of_group);
       v = peek(of_group + KV_HEADS * 32);
@@ -197,32 +159,11 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
   const int warps = min(WARPS, max(0, (part.to - part.from + TILE_POSITIONS - 1) / TILE_POSITIONS));
   float2 scale = make_float2(-INFINITY, 0.f);
   if (lane < warps) scale = s.scale[lane];
-  m = scale.x;
-#if SHORT
-#pragma unroll
-  for (int d = 16; d; d >>= 1) m = fmaxf(m, __shfl_xor_sync(FULL, m, d));
-  m = fmaxf(m, own);
-#else
+  float m = scale.x;
 #pragma unroll
   for (int d = 8; d; d >>= 1) m = fmaxf(m, __shfl_xor_sync(FULL, m, d));
   m = fmaxf(__shfl_sync(FULL, m, 0), own);
-#endif
   const float weight = exp2_fast(scale.x - m), mine = has_new ? exp2_fast(own - m) : 0.f;
-#if SHORT
-  float sum = lane < warps ? weight * scale.y : 0.f, y0 = mine * v0, y1 = mine * v1, z0 = 0.f, z1 = 0.f;
-#pragma unroll
-  for (int w = 0; w < WARPS; ++w) {
-    const float of = __shfl_sync(FULL, weight, w);
-    const float2 upper = *reinterpret_cast<const float2*>(&s.merge[w][0][2 * lane]);
-    const float2 lower = *reinterpret_cast<const float2*>(&s.merge[w][1][2 * lane]);
-    float &c0 = w % 2 ? z0 : y0, &c1 = w % 2 ? z1 : y1;
-    c0 = fmaf(of, upper.x + lower.x, c0);
-    c1 = fmaf(of, upper.y + lower.y, c1);
-  }
-  y0 += z0;
-  y1 += z1;
-  sum = warp_sum(sum) + mine;
-#else
   s.weight[lane] = weight;
   float sum = lane < warps ? weight * scale.y : 0.f, y0 = mine * v0, y1 = mine * v1;
   __syncwarp();
@@ -237,21 +178,16 @@ __device__ __forceinline__ void help(const Args& a, const Past& part, int head, 
 #pragma unroll
   for (int d = 8; d; d >>= 1) sum += __shfl_xor_sync(FULL, sum, d);
   sum = __shfl_sync(FULL, sum, 0) + mine;
-#endif
   const int slot = head * SPLITS + split;
-#pragma unroll
-  for (int copy = 0; copy < PART_COPIES; ++copy) {
-    put_pair(a.words + WORDS_PARTS + copy * PART_WORDS + slot * 32 + lane, __fdividef(y0, sum), __fdividef(y1, sum), epoch);
-    if (lane == 0) put_one(a.words + WORDS_SCALES + copy * SPLITS * HEADS + slot, __float_as_uint(m + __log2f(sum)), epoch);
-  }
+  put_pair(a.words + WORDS_PARTS + slot * 32 + lane, __fdividef(y0, sum), __fdividef(y1, sum), epoch);
+  if (lane == 0) put_one(a.words + WORDS_SCALES + slot, __float_as_uint(m + __log2f(sum)), epoch);
   mark(3);
 }
 
 // A worker warp takes the head of its own number: the parts' numbers d and d + 32, joined, into y.
 __device__ __forceinline__ void take_parts(const u64* words, int splits, u32 epoch, const Lane& n, float& y0, float& y1) {
-  const int copy = blockIdx.x % PART_COPIES;
-  const u64* parts = words + WORDS_PARTS + copy * PART_WORDS + n.warp * SPLITS * 32 + n.lane;
-  const u64* scales = words + WORDS_SCALES + (copy * HEADS + n.warp) * SPLITS + min(n.lane, splits - 1);
+  const u64* parts = words + WORDS_PARTS + n.warp * SPLITS * 32 + n.lane;
+  const u64* scales = words + WORDS_SCALES + n.warp * SPLITS + min(n.lane, splits - 1);
   float all = -INFINITY, sum = 0.f;
   y0 = y1 = 0.f;
   u64 scale = 0;

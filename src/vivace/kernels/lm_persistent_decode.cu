@@ -7,7 +7,7 @@ __device__ __forceinline__ void run_helper(const Args& a) {
     const Past part = part_of(past, split);
     for (int layer = 0; layer < LAYERS; ++layer) {
       ++epoch;
-      if (split < part.splits) help(a, part, head, split, epoch, layer, lane);
+      if (split < part.splits) help(a, part, head, split, epoch, lane);
     }
     ++epoch;
     if (b != GRID - 1 && lane == 0) {
@@ -44,29 +44,18 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
     }
     u16* cache = a.pool;
     at.offset = 0;
-#if PAST_EARLY
-    Tile tile;
-    load_past(tile, cache + (u64)group * PAGE * 64, to_values, page_stride, part.from + here().warp * TILE_POSITIONS,
-              split < part.splits ? part.to : 0, here());
-#endif
 #pragma unroll 1
     for (at.layer = 0; at.layer < LAYERS; ++at.layer, cache += 2 * to_values, at.offset += share().bytes) {
       ++at.epoch;
       place_in_ring(at);
       const u16* const keys = cache + (u64)group * PAGE * 64;
-#if !PAST_EARLY
       Tile tile;  // what does not wait for others is asked for first
       load_past(tile, keys, to_values, page_stride, part.from + here().warp * TILE_POSITIONS, split < part.splits ? part.to : 0, here());
-#endif
       make_queries(a, at, cache, to_values, e, turn);
-      if (split < part.splits) attend(a, tile, part, keys, to_values, page_stride, at.epoch, here());
+      if (split < part.splits) attend(tile, part, keys, to_values, page_stride, here());
       Gate gate;
-      put_out(a, at, part.splits, split < part.splits, gate);
+      put_out(a, at, part.splits, gate);
       put_down(a, at, gate);
-#if PAST_EARLY
-      load_past(tile, cache + 2 * to_values + (u64)group * PAGE * 64, to_values, page_stride,
-                part.from + here().warp * TILE_POSITIONS, split < part.splits && at.layer + 1 < LAYERS ? part.to : 0, here());
-#endif
       put_residual(a, at);
     }
     // The cache's new keys and values must be seen by the blocks that attend in the next step.
@@ -112,10 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   if (t < 32) s.squares[t / 16][t % 16] = 0.f;
   if (t < RECENT) s.recent[t] = a.recent[slot * RECENT + t];
   // Words of parts that long were not in use must not look like new ones: 16 bits of an epoch come again.
-  if (split < SPLITS && t < 32) {
-    for (int copy = 0; copy < PART_COPIES; ++copy)
-      put_pair(a.words + WORDS_PARTS + copy * PART_WORDS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
-  }
+  if (split < SPLITS && t < 32) put_pair(a.words + WORDS_PARTS + (head * SPLITS + split) * 32 + t, 0.f, 0.f, *a.epoch);
   mark_from();
   __syncthreads();
   if (t < THREADS) run_workers(a, left);

@@ -64,10 +64,6 @@ __device__ __forceinline__ u32 clock_now() {
   asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
   return now;
 }
-template <u32 CLOCKS> __device__ __forceinline__ void pause() {
-  const u32 from = clock_now();
-  while (clock_now() - from < CLOCKS) {}
-}
 
 // -- chunks of weights on their way into shared memory, each with a barrier that tells its arrival
 __device__ __forceinline__ void arrival_init(u64* barrier) {

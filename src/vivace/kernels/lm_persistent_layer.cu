@@ -25,7 +25,6 @@ __device__ __forceinline__ void make_queries(const Args& a, const Place& at, u16
   sync_workers();
   mark(2);
   if (n.t >= 32) return;
-  if (CALM) set_flight(FLIGHT_PARTS);
   float y = fmaf(row_sum(OF_QKV + row_of(n.t & 15)), norm_scale(s.squares[0]), n.t & 1 ? high(bias) : low(bias));
   const float other = __shfl_xor_sync(FULL, y, 1);
   y = n.t & 1 ? y * turn.x + other * turn.y : y * turn.x - other * turn.y;
@@ -55,14 +54,13 @@ __device__ __forceinline__ void load_gate(Gate& gate, const Place& at, const Sha
 #pragma unroll
   for (int i = FROM; i < min(TO, GATE_TILES); ++i) {
     load_tile<INTER / GRID>(gate.rows[i], rows, h.gate_rows / 2, i, n);
-    if (GIVE_BACK) release(at, min(h.at_gate + (i + 1) * WARPS * PIECE, h.at_down), n.warp, n.lane);
+    release(at, min(h.at_gate + (i + 1) * WARPS * PIECE, h.at_down), n.warp, n.lane);
   }
-  if (!GIVE_BACK) release(at, min(h.at_gate + TO * WARPS * PIECE, h.at_down), n.warp, n.lane);
 }
 
 // 3: the parts of attention, joined; output rows. A warp's columns are those of one head. Rows 0 to 7 of its tile are of its
 // first 32 columns, 8 to 15 the same rows of the others.
-__device__ __forceinline__ void put_out(const Args& a, const Place& at, int splits, bool attends, Gate& gate) {
+__device__ __forceinline__ void put_out(const Args& a, const Place& at, int splits, Gate& gate) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
@@ -70,11 +68,10 @@ __device__ __forceinline__ void put_out(const Args& a, const Place& at, int spli
   wait_at(rows, h.rows * 128);
   const uint4 w0 = ring_16(rows.at + n.lane * 16), w1 = ring_16(rows.at + h.rows * 64 + n.lane * 16);
   release(at, h.at_norm, n.warp, n.lane);
-  if (EARLY_TILES) load_gate<0, EARLY_TILES>(gate, at, h, n);
+  load_gate<0, EARLY_TILES>(gate, at, h, n);
   float y0, y1;
   mark(6);
   set_flight(FLIGHT_PARTS);
-  if (PAUSE && !attends) pause<PAUSE>();
   take_parts(a.words, splits, at.epoch, n, y0, y1);
   set_flight(FLIGHT_BUSY);
   stage(y0, y1, n);
