@@ -514,13 +514,13 @@ def test_the_life_of_a_stored_voice(vivace, random_model_folder, recording, tmp_
     assert entries["noise"]["kind"] == "built-in"
     assert entries["noise"]["prompt_text"] == "A voice made of noise."
     assert vivace("say", "Hi.", "--voice", "anna", "-o", tmp_path / "anna.wav", *model)[0] == 0
-    code, lines, _ = vivace("voice", "export", "anna", tmp_path / "portable", *model)
+    code, lines, _ = vivace("voice", "export", "anna", tmp_path / "anna.voice", *model)
     assert code == 0
-    assert (tmp_path / "portable.safetensors").is_file()
-    assert str(tmp_path / "portable.safetensors") in lines[-1]
+    assert (tmp_path / "anna.voice").is_file()
+    assert lines[-1].endswith(str(tmp_path / "anna.voice"))
     assert vivace("voice", "remove", "anna", *model)[0] == 0
     assert vivace("say", "Hi.", "--voice", "anna", *model)[0] == 1
-    exported = tmp_path / "portable.safetensors"
+    exported = tmp_path / "anna.voice"
     assert vivace("voice", "import", exported, "--name", "berta", *model)[1] == ["berta: stored"]
     assert vivace("voice", "import", exported, *model)[1] == ["anna: stored"]
     assert vivace("voice", "import", recording, *model)[0] == 1

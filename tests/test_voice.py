@@ -471,6 +471,14 @@ def test_export_into_a_folder_that_is_not_there(registry, tmp_path):
         registry.export("mini", tmp_path / "nowhere" / "mini")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names")
+def test_export_replaces_no_pipe(registry, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="no regular file"):
+        registry.export("mini", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_voice_of_another_model_is_listed_as_unfit(tmp_path):
     """It is not offered, but its name is taken, and it can be removed."""
     folder = VoiceRegistry(tmp_path)
@@ -575,8 +583,11 @@ def test_a_temporary_file_that_vanishes_meanwhile_keeps_none_of_the_others(tmp_p
 
 def test_export_and_import(registry, tmp_path):
     registry.add(voice("anna", consent=True))
-    path = registry.export("anna", tmp_path / "anna-file")
-    assert path == tmp_path / "anna-file.safetensors"
+    path = registry.export("anna", tmp_path / "anna.v1.voice")
+    assert path == tmp_path / "anna.v1.voice"
+    assert path.is_file(), "the file that was named is the file that was written"
+    assert registry.export("anna", tmp_path / "bare") == tmp_path / "bare"
+    assert (tmp_path / "bare").read_bytes() == path.read_bytes()
     assert registry.export("mini", tmp_path) == tmp_path / "mini.safetensors"
     other = VoiceRegistry(tmp_path / "elsewhere")
     assert other.import_voice(path).name == "anna"

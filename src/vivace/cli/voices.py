@@ -70,7 +70,7 @@ def voice_remove(name: Stored, model: Model = "mini") -> None:
 @voice_app.command("export")
 def voice_export(
     name: Stored,
-    out: Annotated[Path, typer.Argument(help="File or folder; .safetensors is added if missing.")],
+    out: Annotated[Path, typer.Argument(help="File to write; in a folder: NAME.safetensors.")],
     model: Model = "mini",
 ) -> None:
     """Write a voice to one portable file."""

@@ -240,19 +240,22 @@ class VoiceRegistry:
         return entry
 
     def export(self, name: str, path: Path) -> Path:
-        """Write a voice to a file of its own, ``.safetensors`` added if missing; returns where it is.
+        """Write a voice to a file of its own: ``path``, or ``NAME.safetensors`` in it if it is a folder.
+
+        Returns:
+            Where the voice is.
 
         Raises:
             VoiceNotFoundError: there is none. FileNotFoundError: the file's folder does not exist.
-            VivaceError: ``storage_full``.
+            FileExistsError: a device or a pipe has the name. VivaceError: ``storage_full``.
         """
         voice = self.get(name)
         if path.is_dir():
-            path = path / voice.name
-        if path.suffix != SUFFIX:
-            path = path.with_name(path.name + SUFFIX)
+            path = path / f"{voice.name}{SUFFIX}"
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "its folder does not exist; make it first", str(path))
+        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by the file
+            raise FileExistsError(errno.EEXIST, "is no regular file; name another", str(path))
         save_voice(voice, path)
         return path
 
