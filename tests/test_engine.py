@@ -2,9 +2,10 @@
 
 import gc
 import itertools
+import json
 import threading
 import weakref
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from vivace.config import Limits
 from vivace.engine import frontend, stages, text_feed
 from vivace.engine.flow_runner import FlowRunner
 from vivace.engine.lm_runner import LMSession
-from vivace.engine.request import check_request
+from vivace.engine.request import check_request, check_speed
 from vivace.engine.scheduler import Scheduler
 from vivace.errors import ModelFolderError
 from vivace.layers.stretch import MelStretch
@@ -757,11 +758,45 @@ def test_asynchronous_text_is_told_where_it_belongs(engine, ask):
         {"instruction": b"softly"},
         {"sampling": {"seed": 1}},
         {"sampling": SamplingParams(seed=True)},
+        {"sampling": SamplingParams(seed=np.True_)},
+        {"sampling": SamplingParams(seed=torch.tensor(True))},
+        {"sampling": SamplingParams(seed=np.float32(1.0))},
+        {"sampling": SamplingParams(seed=np.uint64(2**63))},
+        {"sampling": SamplingParams(seed=np.array([1, 2]))},
+        {"sampling": SamplingParams(top_k=np.float64(5.0))},
+        {"sampling": SamplingParams(temperature=np.float32("nan"))},
+        {"sampling": SamplingParams(top_p="0.8")},
+        {"sampling": SamplingParams(temperature=10**400)},
+        {"speed": np.float32("nan")},
+        {"speed": np.float64("inf")},
+        {"speed": np.True_},
+        {"speed": 1j},
     ],
 )
 def test_wrong_settings_are_refused(engine, ask, options):
     with pytest.raises(InvalidRequestError):
         engine.stream(ask(**options))
+
+
+def test_numbers_of_numpy_are_taken_as_pythons_own():
+    """They come out of arrays and data frames; what leaves a process as JSON must be plain."""
+    given = SamplingParams(
+        np.int64(3), np.float32(0.5), np.uint8(7), np.int32(9), np.float64(0.25), np.int16(1)
+    )
+    plain = SamplingParams(3, 0.5, 7, 9, 0.25, 1)
+    request = SynthesisRequest("Hello.", speed=np.float32(1.5), sampling=given)
+    check_request(request, Limits())
+    assert given == plain
+    assert json.dumps([request.speed, asdict(given)]) == json.dumps([1.5, asdict(plain)])
+    assert type(SamplingParams(temperature=np.float64(0.5)).temperature) is float
+    assert type(check_speed(np.float32(0.5), Limits())) is float
+
+
+def test_numbers_of_python_stay_as_they_are():
+    """An int is no float: a batch tells by them whether a job is the same."""
+    sampling = SamplingParams(seed=1, temperature=1, top_p=1)
+    assert json.dumps([sampling.temperature, sampling.top_p]) == "[1, 1]"
+    assert json.dumps(SynthesisRequest("Hello.", speed=2).speed) == "2"
 
 
 # -- text streamed in -------------------------------------------------------------------------------------------

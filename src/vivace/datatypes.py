@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+import operator
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,9 +16,23 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+def plain_number(value: Any) -> Any:
+    """A number of another library, such as NumPy's, as Python's own int or float; anything else as it is."""
+    if value is None or isinstance(value, str) or type(value) in (bool, int, float):
+        return value
+    if "bool" in str(getattr(value, "dtype", "")):  # of a tensor even this has __index__
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value) if isinstance(value, Real) else value
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How speech tokens are drawn. ``None`` takes the value of the model's own configuration.
+
+    Numbers may be of any kind; they are kept as int or float.
 
     Attributes:
         seed: every draw of the request is a function of it; 0 … 2**63 - 1.
@@ -32,6 +48,10 @@ class SamplingParams:
     win_size: int | None = None
     tau_r: float | None = None
     temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Intake:
         """As ``submit``, for voice conversion."""
         started = time.perf_counter()
         self._loop.check_open()
-        check_speed(speed, self._limits)
+        speed = check_speed(speed, self._limits)
         target = self._assets.find_voice(voice)
         tokens = self._assets.speech_tokens(source)
         live = self._new_request(started, target, SamplingParams(), speed, stream=stream)
@@ -85,7 +85,7 @@ class Intake:
     ) -> LiveRequest:
         """Renders given speech tokens in a voice: flow and vocoder alone."""
         self._loop.check_open()
-        check_speed(speed, self._limits)
+        speed = check_speed(speed, self._limits)
         vocab = self._config.flow.vocab_size
         if not tokens or not all(0 <= token < vocab for token in tokens):
             raise InvalidRequestError(

@@ -6,13 +6,12 @@ changes afterwards can change the request.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vivace.config import Limits
-from vivace.datatypes import SamplingParams
+from vivace.datatypes import SamplingParams, plain_number
 from vivace.errors import InvalidRequestError, InvalidTextError
 from vivace.text.language import is_language
 
@@ -33,7 +32,7 @@ class SynthesisRequest:
         cross_lingual: the text is in another language than the voice's prompt: the speech LM then sees neither
             the prompt's text nor its speech, only the flow keeps the voice.
         language: language code of the text for normalisation ("en", "zh", "de" …); None detects it.
-        speed: 0.25 … 4; above 1 speaks faster. Works while streaming.
+        speed: 0.25 … 4; above 1 speaks faster. Works while streaming. A number of any kind, kept as int or float.
         stream: False renders each segment with full attention in one piece (the reference's offline mode).
         sampling: seed and nucleus.
     """
@@ -46,6 +45,9 @@ class SynthesisRequest:
     speed: float = 1.0
     stream: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speed", plain_number(self.speed))
 
 
 def check_request(request: SynthesisRequest, limits: Limits) -> None:
@@ -92,9 +94,11 @@ def check_request(request: SynthesisRequest, limits: Limits) -> None:
     check_sampling(request.sampling)
 
 
-def check_speed(speed: float, limits: Limits) -> None:
-    """Raises ``InvalidRequestError`` for a speed that is out of range."""
-    _check_number("speed", speed, limits.speed_min, limits.speed_max)
+def check_speed(speed: float, limits: Limits) -> float:
+    """The speed as an int or float. Raises ``InvalidRequestError`` if it is out of range."""
+    plain: float = plain_number(speed)
+    _check_number("speed", plain, limits.speed_min, limits.speed_max)
+    return plain
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -121,5 +125,5 @@ def check_sampling(sampling: SamplingParams) -> None:
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError(f"{name} must be a number", code="invalid_type", param=name)
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # true of NaN and of integers that no float holds
         raise InvalidRequestError(f"{name} must lie between {low:g} and {high:g}", param=name)
