@@ -123,6 +123,24 @@ def test_w1_messages_that_make_no_sense(server, text, code):
     assert server.service.requests[-1].speed == 1.0
 
 
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"type": "input.text"}, "text"),
+        ({"type": "input.text", "text": 5}, "text"),
+        ({"type": "input.done"}, "text"),
+        ({"type": "session.config", "instructions": 5}, "instructions"),
+        ({"type": "session.config", "speed": 0}, "speed"),
+    ],
+)
+def test_w1_the_error_names_the_member_that_the_client_sent(server, message, param):
+    async def scenario(client):
+        await client.connection.send(json.dumps(message))
+        assert (await client.next())["param"] == param
+
+    talk(server, scenario)
+
+
 def test_w1_ten_of_them_end_the_session(server):
     async def scenario(client):
         for _ in range(10):
@@ -345,7 +363,7 @@ def test_w10_halves_of_characters_that_never_meet(server, pieces):
             await client.connection.send(f'{{"type": "input.text", "text": "{piece}"}}')
         await client.say("input.done")
         error = await client.until("error")
-        assert (error["code"], error["utterance"]) == ("invalid_utf8", 1)
+        assert (error["code"], error["param"], error["utterance"]) == ("invalid_utf8", "text", 1)
         await client.say("input.text", text="On.")
         await client.say("input.done")
         assert spoken((await client.until("audio.done"))["audio"]) == "On."

@@ -56,13 +56,16 @@ _FAILURES = {
     "invalid_model_folder": "This server's model lacks what that takes. The server's log names the file.",
 }
 
-_PARAMS = {
+HTTP_PARAMS = {
     "text": "input",
     "instruction": "instructions",
     "prompt_audio": "audio_sample",
     "prompt_text": "ref_text",
 }
 """Names of the engine, and what the same thing is called over HTTP."""
+
+SESSION_PARAMS = {"instruction": "instructions"}
+"""The same in the messages of a WebSocket session, whose text is called ``text``."""
 
 
 class ServerError(VivaceError):
@@ -105,8 +108,12 @@ class ErrorAnswer:
         return json.dumps(self.document(), ensure_ascii=False).encode()
 
 
-def describe(error: BaseException) -> ErrorAnswer:
-    """What a client is told about an error. One that is not ours says nothing of itself, and is logged."""
+def describe(error: BaseException, params: Mapping[str, str] = HTTP_PARAMS) -> ErrorAnswer:
+    """What a client is told about an error. One that is not ours says nothing of itself, and is logged.
+
+    Args:
+        params: names of the engine, and what the client calls them.
+    """
     if not isinstance(error, VivaceError):
         _log.error("a request failed", exc_info=error)
         return ErrorAnswer(
@@ -126,7 +133,7 @@ def describe(error: BaseException) -> ErrorAnswer:
         headers["retry-after"] = str(max(1, math.ceil(retry_after_s or 1.0)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    param = _PARAMS.get(error.param or "", error.param)
+    param = params.get(error.param or "", error.param)
     return ErrorAnswer(status, error.code, error.sentence, param, headers)
 
 

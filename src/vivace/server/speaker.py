@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.audio.encoders import open_encoder
 from vivace.server.connection import CloseError, PeerGoneError
-from vivace.server.errors import describe
+from vivace.server.errors import SESSION_PARAMS, describe
 from vivace.server.events import skipped, timing
 from vivace.server.playback import Playback
 from vivace.server.session_config import SessionConfig
@@ -106,7 +106,7 @@ class Speaker:
 
     async def report(self, error: Exception, utterance: Utterance | None) -> None:
         """Tells the client of an error, of one utterance or of its last message."""
-        answer = describe(error)
+        answer = describe(error, SESSION_PARAMS)
         self._metrics.errors.labels(answer.code).inc()
         await self._connection.send_json(
             {
