@@ -92,6 +92,21 @@ def test_with_few_pages_a_wave_takes_them_all_and_no_memory_beyond(launched, pag
         device.step(stream, tokens_of(pages * CHUNK + 1), True)
     assert (stream.pages, stream.length, stream.waiting, device.pages_in_use) == ([], 0, [], 0)
     device.close(stream)
+    launched.clear()
+    check_equals_whole(device, launched, pages * CHUNK - 1, 0, sizes)
+
+
+def test_a_stream_without_pages_takes_no_memory_from_others(launched):
+    """Not that for blocks either: chunks that are cut throw theirs away, and need some for that."""
+    free = DeviceFlow(flow())
+    page, block = free.pool.page_bytes, free.start.pool.page_bytes
+    device = DeviceFlow(flow(), max_bytes=3 * (page + block) + block + free._padding_pool.page_bytes)
+    assert (device.pool.most_pages, device.start.pool.most_pages) == (3, 4)
+    stream = device.open(EMBEDDING, prompt_mel(0))
+    with pytest.raises(SynthesisError, match="no memory left"):
+        device.step(stream, tokens_of(4 * CHUNK), True)
+    device.close(stream)
+    check_equals_whole(device, launched, 3 * CHUNK - 1, 0, [1, 1, 1])
 
 
 def check_equals_whole(device, launched, count, prompt, sizes):
@@ -178,6 +193,29 @@ def test_another_stream_begins_beside_several_chunks(launched):
     assert device.start.known == 3
     third = device.open(EMBEDDING, prompt_mel(0))
     torch.testing.assert_close(device.step(third, tokens, True), whole(tokens), atol=1e-4, rtol=0)
+
+
+def test_what_is_known_is_not_written_again(monkeypatch):
+    """Beside a chunk that nobody computed yet a known one is computed again: not where others of the launch look."""
+    device = DeviceFlow(flow(), max_streams=4, most_in_wave=4)
+    tokens = tokens_of(2 * CHUNK)
+    streams = [device.open(EMBEDDING, prompt_mel(prompt)) for prompt in (0, CHUNK, 0, 0)]
+    device.step(streams[0], tokens[: CHUNK + AHEAD], False)
+    device.step(streams[1], tokens[: CHUNK + AHEAD], False)
+    assert device.start.known == 1
+    sent = []
+    send = Solver.send
+    monkeypatch.setattr(Solver, "send", lambda self, chunks: sent.append(chunks) or send(self, chunks))
+    ends = [tokens[CHUNK + AHEAD :]] * 2 + [tokens[:CHUNK]] * 2
+    handles = device.launch_batch([(stream, end, True) for stream, end in zip(streams, ends, strict=True)])
+    wanted = [whole(tokens)[:, 2 * CHUNK :], whole(tokens, CHUNK)] + [whole(tokens[:CHUNK])] * 2
+    for handle, mel in zip(handles, wanted, strict=True):
+        torch.testing.assert_close(handle.check(), mel, atol=1e-4, rtol=0)
+    (chunks,) = sent
+    written = [chunk.shared[-1] for chunk in chunks]
+    assert len(set(written)) == len(written)
+    assert [block in device.start._blocks for block in written] == [True, False, False, False]
+    assert device.start.known == 2
 
 
 def test_a_fault_stays_with_its_request(device, launched):

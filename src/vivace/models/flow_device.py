@@ -234,6 +234,7 @@ class DeviceFlow(PagedFlow):
         return config.dit.static_chunk_frames // ratio, config.lookahead_tokens, ratio
 
     def _take(self, stream: PagedStream, count: int) -> list[int]:
+        self.pool.reserve(self.pool.pages_in_use + count)  # who gets no pages takes no blocks either
         self.start.reserve(len(stream.pages) + count)
         return self.pool.take_many(count)
 
@@ -282,7 +283,8 @@ class DeviceFlow(PagedFlow):
     def _next_chunks(self, works: list[Work]) -> tuple[list[Chunk], bool]:
         """Chunks of a launch, and whether the unconditional branch at step 0 is known for all of them.
 
-        Where it is not, what is computed of it is kept for the others, unless its stream has several chunks here.
+        Where it is not, what nobody has computed yet is kept for the others. What is known is computed again and thrown
+        away: others in the launch may be reading what was kept.
         """
         whole, ahead = self._chunk_sizes()[0], 0
         places: list[tuple[Work, int]] = []
@@ -295,25 +297,25 @@ class DeviceFlow(PagedFlow):
         )
         self.start.begin()
         chunks = []
-        for number, (work, ahead) in enumerate(places, 1):
-            is_single = not ahead and (number == len(works) or works[number] is not work)
+        for work, ahead in places:
             work.stream.pages.append(work.pages.pop(0))
-            chunks.append(self._next_chunk(work, ahead, may_keep=is_known or is_single))
+            is_new = len(work.stream.pages) > self.start.known
+            chunks.append(self._next_chunk(work, ahead, is_shared=is_known or is_new))
         return chunks, is_known
 
-    def _next_chunk(self, work: Work, ahead: int, may_keep: bool) -> Chunk:
+    def _next_chunk(self, work: Work, ahead: int, is_shared: bool) -> Chunk:
         """The chunk that the stream's last page is for.
 
         Args:
             ahead: chunks of its stream before it in this launch.
-            may_keep: what is computed of the unconditional branch at step 0 may be kept.
+            is_shared: a whole chunk's unconditional branch at step 0 is that of all streams, or becomes it.
         """
         config, stream = self._config, work.stream
         size, done = work.sizes[ahead], sum(work.sizes[:ahead])
         num_frames = config.token_mel_ratio * size
         is_whole = num_frames == config.dit.static_chunk_frames
         try:
-            blocks = self.start.blocks(len(stream.pages), is_whole and may_keep)
+            blocks = self.start.blocks(len(stream.pages), is_whole and is_shared)
         except SynthesisError as error:  # as any other want of memory: fewer chunks are tried
             raise torch.OutOfMemoryError(str(error)) from error
         start = stream.length + config.token_mel_ratio * done

@@ -233,15 +233,15 @@ class StartBranch:
         """Before the chunks of each launch."""
         self._used = 0
 
-    def blocks(self, chunks: int, may_keep: bool) -> list[int]:
+    def blocks(self, chunks: int, is_shared: bool) -> list[int]:
         """Blocks of a stream's ``chunks`` chunks.
 
         Args:
-            may_keep: what is computed for the last one is what all streams share, or will be. Otherwise it is thrown
-                away afterwards: a chunk that is not whole sees fewer frames.
+            is_shared: the last one's is that of all streams, known or computed for them now. Otherwise what is computed
+                is thrown away afterwards, as for a chunk that is not whole: it sees fewer frames.
         """
         before = self._blocks[: chunks - 1]
-        if not may_keep:
+        if not is_shared:
             return [*before, self._next_scratch()]
         assert chunks <= self._known + 1
         self._known = max(self._known, chunks)
