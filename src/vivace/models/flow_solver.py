@@ -175,9 +175,10 @@ class Solver:
         self._hidden = single(rows, dim)
         self._query, self._mixed = half(rows, inner), half(rows, inner)
         self._inner = half(rows, dim * dit.ff_mult)
-        self._normed = Normed(half(rows, dim), single(2 * rows * dim), 0)
-        self._frames = torch.arange(chunk, device=device)
         self._calls = Calls(kernels, weights, options)
+        tiles = max(self._calls.tiles(name, dim) for name in ("convolve_add", "add_attention", "add_ff"))
+        self._normed = Normed(half(rows, dim), single(2 * rows * tiles), 0)
+        self._frames = torch.arange(chunk, device=device)
 
     def send(self, chunks: Sequence[Chunk]) -> None:
         """Puts what the chunks are on its way to the device."""
