@@ -1,5 +1,6 @@
 """``vivace batch`` as a command: what it prints, how it ends, and that its death costs no more than what ran."""
 
+import io
 import json
 import os
 import signal
@@ -113,7 +114,7 @@ def test_an_id_reaches_the_terminal_without_control_codes(vivace, write, random_
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (("MISSING", "--out", "out"), 1, "does not exist; name one with one JSON object a line"),
+        (("MISSING", "--out", "out"), 1, "does not exist; give one JSON object a line"),
         ((".", "--out", "out"), 1, "is a folder, not a jobs file"),
         (("JOBS", "--out", "JOBS"), 1, "File exists"),
         (("JOBS", "--out", "JOBS/out"), 1, "Not a directory"),
@@ -129,6 +130,53 @@ def test_what_stops_all_jobs_is_one_line(vivace, many, random_model_folder, tmp_
     assert (ended, len(errors)) == (code, 1)
     assert word in errors[0]
     assert not list(tmp_path.rglob("*.wav"))
+
+
+def piped(*lines):
+    return io.TextIOWrapper(io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+
+
+def test_jobs_come_through_standard_input(vivace, random_model_folder, tmp_path):
+    """Paths in them are seen from the current folder; the same jobs again are done already."""
+    (tmp_path / "me.wav").write_bytes(speech_like_wav())
+    lines = [
+        {"text": "Hi."},
+        {"id": "me", "text": "Hi, é.", "prompt_audio": "me.wav", "prompt_text": "Said.", "consent": True},
+    ]
+    command = ("batch", "-", "-o", tmp_path / "out", "-m", random_model_folder, "--json")
+    code, printed, errors = vivace(*command, stdin=piped(*lines))
+    assert (code, errors) == (0, [])
+    assert json.loads(printed[-1])["done"] == 2
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.wav")) == ["000001.wav", "me.wav"]
+    code, printed, _ = vivace(*command, stdin=piped(*lines))
+    assert (code, json.loads(printed[-1])["skipped"]) == (0, 2)
+    code, _, errors = vivace(*command, stdin=piped({"id": "bad", "text": ""}))
+    assert (code, errors[0].split(":")[1].strip()) == (1, "line 1, bad")
+
+
+@needs_posix
+def test_a_pipe_with_a_name_is_read_once(vivace, random_model_folder, tmp_path):
+    """As of a shell's <(…)."""
+    os.mkfifo(tmp_path / "pipe")
+    sender = threading.Thread(target=(tmp_path / "pipe").write_text, args=('{"id": "a", "text": "Hi."}\n',))
+    sender.start()
+    code, printed, errors = vivace("batch", "pipe", "-o", "out", "-m", random_model_folder, "--json")
+    sender.join()
+    assert (code, errors) == (0, [])
+    assert json.loads(printed[-1])["done"] == 1
+
+
+@pytest.mark.parametrize("place", ["-", "jobs.jsonl"])
+def test_no_jobs_are_no_failure_and_are_told(vivace, write, random_model_folder, tmp_path, place):
+    write("", "  ")
+    code, printed, errors = vivace(
+        "batch", place, "-o", "out", "-m", random_model_folder, "--json", stdin="\n"
+    )
+    name = "standard input" if place == "-" else place
+    assert code == 0
+    assert len(errors) == 1
+    assert errors[0].startswith(f"vivace: {name}: no jobs, so there was nothing to do; give one JSON object")
+    assert json.loads(printed[-1])["jobs"] == 0
 
 
 def test_all_done_loads_no_model(vivace, write, random_model_folder, tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,26 +121,32 @@ class BadJob:
     id: str | None = None
 
 
-def read_jobs(path: Path | str, defaults: Mapping[str, Any] | None = None) -> Iterator[BatchJob | BadJob]:
+def read_jobs(
+    source: Path | str | Iterable[bytes], defaults: Mapping[str, Any] | None = None
+) -> Iterator[BatchJob | BadJob]:
     """The jobs of a file, read while they are asked for. Empty lines are left out.
 
     Args:
+        source: its path, from whose folder paths in it are seen; or its lines, where that is the current folder.
         defaults: members for lines that do not have them. A line's own ``prompt_audio`` replaces ``voice``.
 
     Raises:
         InvalidRequestError: a default that no job may have. OSError (while reading): the file cannot be read.
     """
-    path, known = Path(path), dict(defaults or {})
-    _job("defaults", known, {"text": "Text."}, 0, path.parent).check()
-    return _read(path, known)
+    known = dict(defaults or {})
+    folder = Path(source).parent if isinstance(source, Path | str) else Path()
+    _job("defaults", known, {"text": "Text."}, 0, folder).check()
+    return _read(source, folder, known)
 
 
-def _read(path: Path, defaults: Mapping[str, Any]) -> Iterator[BatchJob | BadJob]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+def _read(
+    source: Path | str | Iterable[bytes], folder: Path, defaults: Mapping[str, Any]
+) -> Iterator[BatchJob | BadJob]:
+    with open(source, "rb") if isinstance(source, Path | str) else nullcontext(source) as lines:
+        for number, line in enumerate(lines, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():
-                yield _parse(text, number, path.parent, defaults)
+                yield _parse(text, number, folder, defaults)
 
 
 def _parse(line: bytes, number: int, folder: Path, defaults: Mapping[str, Any]) -> BatchJob | BadJob:

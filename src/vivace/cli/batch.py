@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,12 +35,19 @@ if TYPE_CHECKING:
     from vivace.batch import Batch, BatchSummary, JobResult
     from vivace.engine import Engine
 
+STANDARD_INPUT = Path("-")
+LINE_ADVICE = 'give one JSON object a line, such as {"id": "a", "text": "Hi."}'
 MOST_LISTED = 50
 """Failures that are shown; all of them stand in the results."""
 
 
 def batch(
-    jobs: Annotated[Path, typer.Argument(help='One JSON object a line: {"id": "a", "text": "Hi."}.')],
+    jobs: Annotated[
+        Path,
+        typer.Argument(
+            help='One JSON object a line: {"id": "a", "text": "Hi."}; \'-\' reads standard input, to its end first.'
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the audio and results.jsonl.")],
     model: Model = "mini",
     voice: Annotated[str | None, typer.Option(help="Voice of jobs that name none.")] = None,
@@ -64,7 +72,8 @@ def batch(
 
     defaults = {"voice": voice, "speed": speed, "seed": seed, "format": audio_format, "consent": consent}
     given = {name: value for name, value in defaults.items() if value is not None}
-    total, listed = _count_lines(jobs), read_jobs(jobs, given)
+    total, source = _open_jobs(jobs)
+    listed = read_jobs(source, given)
 
     def open_this() -> Engine:
         streams = max_streams or (1 if device == "cpu" else MANY_STREAMS)
@@ -86,6 +95,9 @@ def batch(
         except (KeyboardInterrupt, SystemExit):
             sys.stderr.write("vivace: stopped; the same command goes on from here\n")
             raise
+    if not work.summary.num_jobs:
+        place = "standard input" if jobs == STANDARD_INPUT else str(jobs)
+        sys.stderr.write(f"vivace: {place}: no jobs, so there was nothing to do; {LINE_ADVICE}\n")
     _list_failures(work.summary.failures)
     if work.summary.incomplete:
         sys.stderr.write(
@@ -105,20 +117,41 @@ async def _run(work: Batch, open_this: Callable[[], Engine]) -> None:
             await work.run(engine)
 
 
-def _count_lines(path: Path) -> int:
-    """Lines that are not empty: the jobs that a progress bar counts to.
+def _open_jobs(path: Path) -> tuple[int, Path | list[bytes]]:
+    """How many jobs a progress bar counts to, and where they are: in the file, or in the lines that a pipe had.
 
     Raises:
         OSError: it cannot be read; of a file that is not there it says what to name.
     """
-    advice = 'name one with one JSON object a line, such as {"id": "a", "text": "Hi."}'
+    if path == STANDARD_INPUT:
+        lines = _standard_input()
+        return _count(lines), lines
     try:
         with path.open("rb") as file:
-            return sum(1 for line in file if line.strip())
+            if path.is_file():
+                return _count(file), path
+            lines = list(file)  # a pipe gives them once
+            return _count(lines), lines
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, f"this jobs file does not exist; {advice}", str(path)) from None
+        raise FileNotFoundError(
+            errno.ENOENT, f"this jobs file does not exist; {LINE_ADVICE}", str(path)
+        ) from None
     except IsADirectoryError:
-        raise IsADirectoryError(errno.EISDIR, f"is a folder, not a jobs file; {advice}", str(path)) from None
+        raise IsADirectoryError(
+            errno.EISDIR, f"is a folder, not a jobs file; {LINE_ADVICE}", str(path)
+        ) from None
+
+
+def _standard_input() -> list[bytes]:
+    stdin = sys.stdin  # None where it was closed
+    if isinstance(stdin, TextIOWrapper):
+        return list(stdin.buffer)
+    return [line.encode() for line in stdin or ()]
+
+
+def _count(lines: Iterable[bytes]) -> int:
+    """Those that are not empty."""
+    return sum(1 for line in lines if line.strip())
 
 
 @contextmanager
