@@ -1,4 +1,4 @@
-"""Launches of several streams through all of the packed kernels: what one way leaves, the other takes up.
+"""Launches of several chunks through all of the packed kernels: what one way leaves, the other takes up.
 
 Without a GPU they run in Triton's interpreter, in float32, on a small model.
 """
@@ -33,12 +33,13 @@ AROUND = {
     "advance": dit_packed._single(16, 16, 128),
 }
 WIDE, LIBRARY = dit_packed._wide(32, 128, 128), dit_packed._library(8, 64, 1)
+SINGLE = dit_packed._single(16, 32, 128)
 ROWS = dit_packed._library(4, DIM, 1)  # the library's tiles that end a norm
 
 
 @pytest.mark.parametrize(
     "ways",
-    [(WIDE, ROWS, LIBRARY, ROWS), (LIBRARY, ROWS, LIBRARY, ROWS), (LIBRARY, WIDE, WIDE, ROWS)],
+    [(WIDE, ROWS, LIBRARY, ROWS), (LIBRARY, ROWS, LIBRARY, ROWS), (LIBRARY, WIDE, SINGLE, ROWS)],
     ids=["as 24 and 32", "as 4 to 16", "mixed"],
 )
 def test_ways_take_up_what_others_leave(ways):
@@ -55,9 +56,6 @@ def test_ways_take_up_what_others_leave(ways):
             voice = torch.zeros(0, 80, device=DEVICE), torch.ones(192, device=DEVICE)
             wanted = model.generate(torch.tensor(own, device=DEVICE), *voice, True).squeeze(0)
         torch.testing.assert_close(handle.check(), wanted, atol=2e-4, rtol=1e-4)
-
-
-SINGLE = dit_packed._single(16, 32, 128)
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,8 @@ def test_add_projection(step):
     both("add_projection", case, arguments, outputs, kernels=KERNELS, tile=Tile(16, 16, 16))
 
 
-@pytest.mark.parametrize("step", [0, 2])
-@pytest.mark.parametrize("tiles", [1, 3])
-def test_ff_in(step, tiles):
-    """One tile of sums is what the library's products leave."""
-    case, out = Case(step=step), random(PADDED, 32)
-    arguments = (case.normed(tiles), folded(32), out)
-    both("ff_in", case, arguments, [out], kernels=KERNELS, tile=Tile(16, 32, 16))
-
-
 def test_qkv_behind_a_norm_that_is_ended():
+    """One tile of sums is what the library's products leave."""
     case = Case()
     query = random(PADDED, INNER)
     arguments = (case.normed(1), folded(3 * INNER), random(2, 18, WIDTH // 2), query, HEADS, LAYER)

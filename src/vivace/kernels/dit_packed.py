@@ -1,7 +1,7 @@
-"""The DiT's kernels for launches of many streams: ``dit_reference`` has their plain definitions, ``dit`` the idea.
+"""The DiT's kernels for launches of many chunks: ``dit_reference`` has their plain definitions, ``dit`` the idea.
 
-With one stream every kernel waits for weights, so there are many small tiles. Rows of many streams are a matrix
-product like any other. Each kernel has the way and the tile that took least time for so many streams.
+With one chunk every kernel waits for weights, so there are many small tiles. Rows of many chunks are a matrix
+product like any other. Each kernel has the way and the tile that took least time for so many chunks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vivace.kernels.gpu import gpu_of
 class Way(Enum):
     """Whose kernel it is.
 
-    SINGLE: that of one stream (``dit``, ``dit_hopper``). WIDE: wide tiles (``dit_wide``). LIBRARY: PyTorch's products,
-    with kernels behind them (``dit_library``).
+    SINGLE: that of one chunk (``dit``, ``dit_hopper``). WIDE: wide tiles (``dit_wide``, all of a block but ``ff_in``).
+    LIBRARY: PyTorch's products, with kernels behind them (``dit_library``, all but attention).
     """
 
     SINGLE = 1
@@ -154,16 +154,16 @@ def _by_way(name: str) -> Callable[..., None]:
 
 
 class PackedKernels:
-    """Looks like the module ``dit``, tuned for launches of ``streams`` streams on Hopper GPUs in bfloat16.
+    """Looks like the module ``dit``, tuned for launches of ``chunks`` chunks on Hopper GPUs in bfloat16.
 
     Args:
         choices: for each call of the solver; None: the fastest, as far as measured.
-        single: the kernels of one stream.
+        single: the kernels of one chunk.
     """
 
-    def __init__(self, streams: int, choices: Mapping[str, Choice] | None = None, single: Any = dit) -> None:
-        assert streams > 1
-        nearest = min((count for count in CHOICES if count >= streams), default=max(CHOICES))
+    def __init__(self, chunks: int, choices: Mapping[str, Choice] | None = None, single: Any = dit) -> None:
+        assert chunks > 1
+        nearest = min((count for count in CHOICES if count >= chunks), default=max(CHOICES))
         self._choices = CHOICES[nearest] if choices is None else choices
         self._kernels: dict[Way, Any] = {Way.SINGLE: single, Way.WIDE: dit_wide, Way.LIBRARY: Library()}
 

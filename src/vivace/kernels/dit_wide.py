@@ -1,6 +1,6 @@
-"""Triton kernels of the DiT's blocks with wide tiles, for the rows of many streams; ``dit_reference`` defines them.
+"""Triton kernels of the DiT's blocks with wide tiles, for the rows of many chunks; ``dit_reference`` defines them.
 
-Rows of many streams are a matrix product like any other: what a multiprocessor fetches is used often, and tiles are
+Rows of many chunks are a matrix product like any other: what a multiprocessor fetches is used often, and tiles are
 fetched by the chip's copy engine.
 """
 
@@ -13,12 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from vivace.kernels.dit import LOG2_E, Tile, _blocks, _launch
 from vivace.kernels.dit_library import most
 from vivace.kernels.dit_reference import NORM_EPS, Added, Folded, Normed, Rows
-from vivace.kernels.dit_wide_kernels import (
-    wide_add_kernel,
-    wide_attention_kernel,
-    wide_ff_in_kernel,
-    wide_qkv_kernel,
-)
+from vivace.kernels.dit_wide_kernels import wide_add_kernel, wide_attention_kernel, wide_qkv_kernel
 
 
 def qkv(
@@ -87,27 +82,6 @@ def add_projection(
         _tiles(projection.weight, tile.columns, tile), projection.bias, projection.gate, projection.scale,
         hidden, out.scaled, out.sums, rows.steps, rows.num_rows, out.scaled.shape[0], N=dim, K=depth,
         TILES=out.tiles, **_blocks(tile),
-    )  # fmt: skip
-
-
-def ff_in(
-    rows: Rows,
-    x: Normed,
-    projection: Folded,
-    out: Tensor,
-    *,
-    tile: Tile,
-    pdl: bool = False,
-) -> None:
-    """See ``dit_reference.ff_in``."""
-    width, depth = projection.weight.shape
-    assert width % tile.columns == 0
-    grid = (triton.cdiv(rows.num_rows, tile.rows), width // tile.columns)
-    _launch(
-        wide_ff_in_kernel, grid, tile, pdl, _tiles(x.scaled, tile.rows, tile), x.sums,
-        _tiles(projection.weight, tile.columns, tile), projection.folded, out, rows.steps, rows.num_rows,
-        x.scaled.shape[0], x.tiles, projection.folded[0].numel(), N=width, K=depth,
-        MOST=most(x.tiles), EPS=NORM_EPS, **_blocks(tile),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Triton kernels of the streaming DiT for launches of many streams: wide tiles, operands fetched by tensor copies.
+"""Triton kernels of the streaming DiT for launches of many chunks: wide tiles, operands fetched by tensor copies.
 
-``dit_wide`` launches them; ``dit_kernels`` has those for one stream, and what both share.
+``dit_wide`` launches them; ``dit_kernels`` has those for one chunk, and what both share.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -46,14 +46,6 @@ def _load_sums(stats_ptr, rows, padded, tiles, MOST: tl.constexpr):
     mask = (tile < tiles)[None, :]
     sums = tl.load(stats_ptr + at, mask=mask, other=0.0)
     return sums, tl.load(stats_ptr + padded * tiles + at, mask=mask, other=0.0)
-
-
-@triton.jit
-def _gelu(x):
-    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), written so that nothing overflows
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    e = tl.exp(-2.0 * tl.abs(u))
-    return x * tl.where(u >= 0, 1.0, e) / (1.0 + e)
 
 
 @triton.jit
@@ -138,28 +130,6 @@ def wide_add_kernel(
     x = tl.load(hidden_ptr + at, mask=keep[:, None], other=0.0) + gate * (total + bias[None, :])
     tl.store(hidden_ptr + at, x, mask=keep[:, None])
     _store_normed(x, scale, rows, columns, keep, scaled_ptr, stats_ptr, padded, tl.program_id(1), N, TILES)
-
-
-@triton.jit(do_not_specialize=["M", "tiles"])
-def wide_ff_in_kernel(
-    a, stats_ptr, w, folded_ptr, out_ptr, steps_ptr, M, padded, tiles, steps_n,
-    N: tl.constexpr, K: tl.constexpr, MOST: tl.constexpr, EPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    first_row, first_column = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
-    rows = first_row + tl.arange(0, BLOCK_M)
-    columns = first_column + tl.arange(0, BLOCK_N)
-    _wait(PDL)
-    total = _product(a, w, first_row, first_column, K, BLOCK_M, BLOCK_N, BLOCK_K)
-    _let_next_start(PDL)
-    keep = rows < M
-    step = _load_step(steps_ptr)
-    weighted, shift = _load_folded(folded_ptr, step, columns, steps_n, N)
-    sums, squares = _load_sums(stats_ptr, rows, padded, tiles, MOST)
-    x = _gelu(_unfold(total, sums, squares, weighted, shift, K, EPS))
-    tl.store(
-        out_ptr + rows[:, None] * N + columns[None, :], x.to(out_ptr.dtype.element_ty), mask=keep[:, None]
-    )
 
 
 @triton.jit

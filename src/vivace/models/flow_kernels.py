@@ -47,20 +47,20 @@ def kernels_run_on(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def choose_packed(
-    single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device, streams: int
+    single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device, chunks: int
 ) -> Kernels:
-    """Those for launches of ``streams`` streams, beside those chosen for one."""
-    if streams == 1 or launch_costs(single, config, dtype, device) is None:
+    """Those for launches of ``chunks`` chunks, beside those chosen for one."""
+    if chunks == 1 or launch_costs(single, config, dtype, device) is None:
         return single
     from vivace.kernels import dit_packed
 
-    return dit_packed.PackedKernels(streams, single=single)
+    return dit_packed.PackedKernels(chunks, single=single)
 
 
 def launch_costs(
     single: Kernels, config: FlowConfig, dtype: torch.dtype, device: torch.device
 ) -> Mapping[int, float] | None:
-    """Milliseconds of a launch by its streams, calculated, where there are kernels for many; None if not."""
+    """Milliseconds of a launch by its chunks where there are kernels for many; None if not."""
     gpu = gpu_of(device)
     if single is dit_reference or gpu is None or gpu.capability[0] != 9:
         return None
