@@ -54,7 +54,8 @@ def speech_like() -> Samples:
     at = np.arange(int(SECONDS * RATE_HZ)) / RATE_HZ
     tone = np.sin(2 * np.pi * (120 * at + 15 * np.sin(2 * np.pi * at)))
     noise = 0.01 * np.random.default_rng(0).standard_normal(len(at))
-    return (0.3 * (0.5 + 0.5 * np.sin(2 * np.pi * 4 * at)) * tone + noise).astype(np.float32)
+    speech: Samples = (0.3 * (0.5 + 0.5 * np.sin(2 * np.pi * 4 * at)) * tone + noise).astype(np.float32)
+    return speech
 
 
 class FreeEngine:

@@ -185,11 +185,11 @@ def uninitialised() -> Iterator[None]:
     for name in names:
         setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
     own_initialise = torch.Tensor.normal_
-    torch.Tensor.normal_ = lambda tensor, *_, **__: tensor
+    torch.Tensor.normal_ = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.Tensor.normal_ = own_initialise
+        torch.Tensor.normal_ = own_initialise  # type: ignore[method-assign]
         for name in names:
             setattr(torch.nn.init, name, own[name])
 

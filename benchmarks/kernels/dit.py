@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vivace.config import FlowConfig
 from vivace.kernels import dit
 from vivace.models.flow import FlowModel
 from vivace.models.flow_device import DeviceFlow
@@ -40,8 +41,10 @@ WEIGHTS_OF_A_PASS = 189e6
 
 def random_flow() -> FlowModel:
     """Activations keep their size through the layers, as in random checkpoints."""
+    config = full_config().flow
+    assert isinstance(config, FlowConfig)
     with torch.device("cuda"):
-        model = FlowModel(full_config().flow).eval()
+        model = FlowModel(config).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -59,9 +62,9 @@ def signal_to_noise_db(mel: Tensor, reference: Tensor) -> float:
 
 def device_us(work: Callable[[], object], runs: int = 15) -> float:
     """Median time on the device."""
-    times = []
+    times: list[float] = []
     for index in range(runs + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()

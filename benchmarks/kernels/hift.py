@@ -64,9 +64,9 @@ def random_mel(frames: int) -> Tensor:
 
 def device_us(work: Callable[[], object], runs: int = 20) -> float:
     """Median time on the device."""
-    times = []
+    times: list[float] = []
     for index in range(runs + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()
@@ -208,10 +208,10 @@ def long_pieces(ways: dict[str, DeviceVocoder], frames: int, count: int) -> dict
 
 def _timed_call(vocoder: DeviceVocoder, work: list[Any], runs_ahead: bool) -> tuple[float, float, float]:
     """Milliseconds of the device, of queueing and of all. The device begins late where the host ``runs_ahead``."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     if runs_ahead:
-        torch.cuda._sleep(_AHEAD_CYCLES)
+        torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
     started = time.perf_counter()
     start.record()
     pending = vocoder.launch_batch(work)

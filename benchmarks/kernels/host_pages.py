@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from vivace.config import FlowConfig
 from vivace.models.flow_pages import PageLayout, PagePool
 from vivace.models.host_pages import HostFrames
 from vivace.models.lm_launches import PAGE_TOKENS
@@ -28,9 +29,9 @@ LM_PROMPT_POSITIONS = 200
 
 def median_ms(work: Callable[[], object], runs: int, stream: torch.cuda.Stream) -> float:
     """On the device, from the first copy to the last."""
-    times = []
+    times: list[float] = []
     for _ in range(runs + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             start.record()
             work()
@@ -45,6 +46,7 @@ class Stream:
 
     def __init__(self, seconds: int) -> None:
         config = full_config()
+        assert isinstance(config.flow, FlowConfig)
         layout = PageLayout.of(config.flow)
         self.pool = PagePool(layout.page, torch.bfloat16, torch.device("cuda"))
         self.pages = self.pool.take_many(seconds)
@@ -102,9 +104,9 @@ def busy_ms(copies: Callable[[], object] | None, side: torch.cuda.Stream) -> flo
     """Matrix products on the default stream, alone or while ``copies`` run on another."""
     a = torch.randn(BUSY_SIZE, BUSY_SIZE, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
-    times = []
+    times: list[float] = []
     for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         if copies is not None:
             with torch.cuda.stream(side):

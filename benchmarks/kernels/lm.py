@@ -67,7 +67,7 @@ def launch_us(paged: PagedLM, context: int, launch: Callable[[], object], runs: 
     times = []
     for index in range(runs + 2):
         reset(paged, context)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         launch()
         end.record()

@@ -91,6 +91,9 @@ class PacedEngine:
     def stream(self, request: SynthesisRequest, text: AsyncIterator[str] | None = None) -> PacedStream:
         return PacedStream(self, request)
 
+    def transform(self, *_: Any, **__: Any) -> Any:
+        raise InvalidAudioError("This engine converts no voices.", param="audio")
+
     async def make_voice(self, *_: Any, **__: Any) -> Any:
         raise InvalidAudioError("This engine makes no voices.", param="prompt_audio")
 

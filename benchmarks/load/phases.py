@@ -17,7 +17,7 @@ from benchmarks.load.engine import chunk_samples
 from vivace.audio.pcm import pcm16
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
     from benchmarks.load.server import ServerProcess
 
@@ -66,7 +66,7 @@ async def _speaker(port: int, stop: asyncio.Event, rng: random.Random, heard: li
     return num_wrong
 
 
-async def beside(server: ServerProcess, count: int, work: Coroutine[Any, Any, Any]) -> tuple[Any, Any]:
+async def beside(server: ServerProcess, count: int, work: Awaitable[Any]) -> tuple[Any, Any]:
     """``work`` while ``count`` streams are heard without a pause; its result, and what they heard."""
     stop, heard = asyncio.Event(), list[Heard]()
     rng = random.Random(0)
