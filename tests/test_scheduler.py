@@ -179,6 +179,15 @@ def test_fast_stages_share_launches_from_the_second_chunk_on(audio_ms, spare, ch
     assert plan.render == (((1, chunks),) if chunks else ())
 
 
+@pytest.mark.parametrize("pack", [1, 32])
+def test_slow_steps_make_no_launch_of_a_stream_alone_smaller(pack):
+    """The same request has the same launches, however many streams the engine is for."""
+    scheduler = make(replace(FAST, batch=16, pack=pack))
+    scheduler.add(handed_over(960, 400))
+    run_steps(scheduler.limit, 1000, 300, 300)
+    assert scheduler.plan(10_010).render == ((1, 16),)
+
+
 def test_all_that_is_left_of_a_short_utterance_is_one_launch():
     scheduler = make(FAST)
     scheduler.add(handed_over(920, 222, is_complete=True))

@@ -93,7 +93,8 @@ class Scheduler:
     def use(self, capacity: Capacity) -> None:
         """Plans for other stages from now on. No request may be live."""
         self.capacity = capacity
-        self.limit = BatchLimit(capacity.batch, least=min(2 * capacity.pack, FULL_CHUNKS, capacity.batch))
+        least = min(max(2 * capacity.pack, capacity.wave), FULL_CHUNKS, capacity.batch)
+        self.limit = BatchLimit(capacity.batch, least=least)
         self.requests = Admission(capacity, self.policy.max_requests)
         self._blocked = None
 
@@ -194,7 +195,7 @@ class Scheduler:
 
     def _in_turn(self, ready: list[_Ready]) -> list[_Ready]:
         """Whom the step serves. Where one row steps faster than two and a stream's chunks cost less together, few
-        streams get their waves one after the other, and first chunks and those that run dry before them."""
+        streams get their large launches one after the other, and first chunks and those that run dry before them."""
         policy = self.policy
         if not self.capacity.takes_turns or not 1 < len(ready) <= policy.turn_rows:
             return ready
@@ -268,14 +269,14 @@ class Scheduler:
         return min(known, wanted) if is_enough else 0
 
     def _wave(self, ticket: Ticket, now_ms: int, room: int) -> int:
-        """``_hop`` of a stream that has the engine to itself, whose chunks cost less together."""
+        """``_hop`` of a stream that has the step to itself, whose chunks cost less together."""
         wanted = min(room, self._wanted_wave(ticket, now_ms))
         known = 1 + ticket.spare_tokens // self.capacity.chunk_tokens
         is_enough = known >= wanted or ticket.is_complete or ticket.waits_for_text
         return min(known, wanted) if is_enough else 0
 
     def _wanted_wave(self, ticket: Ticket, now_ms: int) -> int:
-        """Chunks of the next launch of a stream that has the engine to itself.
+        """Chunks of the next launch of a stream that has the step to itself.
 
         The more audio was handed over the more, so that the same request has the same launches every time; but one, and
         at once, where it takes so long that little is left to play.
@@ -316,9 +317,8 @@ class Scheduler:
             # Behind what is known, one hop beyond the one that is rendered now.
             next_hop = max(policy.max_hop_chunks, self.capacity.wave if len(ready) == 1 else 1)
             if len(ready) == 1 and self.capacity.takes_turns and not hop:
-                next_hop = self._wanted_wave(
-                    ticket, now_ms
-                )  # whose launch waits for every token that is queued
+                # Its launch waits for every token that is queued.
+                next_hop = self._wanted_wave(ticket, now_ms)
             ahead = (hop + next_hop - 1) * chunk if ticket.first_ms >= 0 or hop else 0
             most = ticket.tokens_until_audio + ahead - ticket.spare_tokens
             if most > 0:
