@@ -303,7 +303,7 @@ def test_scores_where_the_blocks_shares_differ():
 
 CHOICES = [
     {"FLIGHT": 1, "FLIGHT_BUSY": 5, "FLIGHT_PARTS": 2, "ADD": 1, "ADD_STRIDE": 4},
-    {"FLIGHT": 3, "FLIGHT_BUSY": 2, "FLIGHT_PARTS": 1, "ADD": 2, "AHEAD": 1, "SPLIT": 1},
+    {"FLIGHT": 3, "FLIGHT_BUSY": 2, "FLIGHT_PARTS": 1, "ADD": 2, "AHEAD": 1, "SPLIT": 1, "BACK": 1},
 ]
 
 
@@ -323,10 +323,10 @@ def test_scores_whatever_the_source_is_compiled_with(choices):
 @torch.inference_mode()
 def test_marks_are_left_behind_the_words():
     rig = emulated(tiny_config().lm, grid=32, tuning=persistent.Tuning(6, 2048, (("PROFILE", 1),)))
-    words, count = rig.kernel.words, 32 * 4 * 24
+    words, count = rig.kernel.words, 32 * 4 * 32
     rig.kernel.words = torch.cat((words, words.new_zeros(count, 2)))
     check_scores(rig, 40)
-    marks = rig.kernel.words[-count:, 0].reshape(32, 4, 24)
+    marks = rig.kernel.words[-count:, 0].reshape(32, 4, 32)
     assert (marks[:, 0, :3] > 0).all()  # of the first warp
     assert (marks[0, 2, :5] > 0).all()  # of the helper of a block that attends
     assert (marks[:, 3, :3] > 0).all()  # of the thread that copies

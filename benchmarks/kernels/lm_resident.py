@@ -24,13 +24,14 @@ import torch
 MARK_ROLES = ("first warp", "last warp", "helper", "copies")
 """Threads of a block that keep marks."""
 
-MARKS = 24
+MARKS = 32
 WORKER_MARKS = (
     *("query-key-value weights", "x of the layer before", "products", "query or tile made ready"),
     *("query waited for", "attention", "output weights", "parts waited for", "parts joined, products"),
     *("own rows put", "gate and up weights", "x waited for", "gate and up products", "down weights"),
     *("their sums", "inner numbers", "down products put", "sums waited for", "sums added, rows put"),
-    *("head weights", "last x waited for", "scores put", "sampling"),
+    *("head weights", "last x waited for", "scores put", "rest of sampling", "scores waited for"),
+    *("largest told", "threshold and half of the sum", "candidates and sum", "sorted", "drawn"),
 )
 OTHER_MARKS = {
     "helper": ("query waited for", "query and new position", "warps waited for", "joined and put", "token"),

@@ -49,6 +49,9 @@
 #ifndef FLIGHT_PARTS
 #define FLIGHT_PARTS 4           // while it waits for attention
 #endif
+#ifndef FLIGHT_SUMS
+#define FLIGHT_SUMS FLIGHT       // while it waits for the down product's sums
+#endif
 #ifndef EARLY_TILES
 #define EARLY_TILES 3            // tiles of gate and up rows that are taken while a warp waits for attention
 #endif
@@ -64,6 +67,9 @@
 #endif
 #ifndef AHEAD
 #define AHEAD 0                  // 1: the next layer's weights of queries, or the head's, are read before the sums come
+#endif
+#ifndef BACK
+#define BACK 0                   // 1: down columns and the head's rows are given back as soon as they are read
 #endif
 #ifndef SPLIT
 #define SPLIT 0                  // 1: down columns are read by warps that the gate's sums do not wait for
@@ -98,7 +104,7 @@ struct Args {
 #define WORDS_LOGITS (WORDS_ADDED + 2 * ADDED_WORDS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
-#define MARKS 24
+#define MARKS 32
 #define WORDS_TOKEN (WORDS_LOGITS + VOCAB_PAIRS * 2)
 
 // How the row draws, and where it stands at the launch.
@@ -136,6 +142,7 @@ struct __align__(128) Shared {
   u32 threshold; u32 count; int again; int picked; int bad;
   double scan[WARPS];
   Rule rule;
+  int out_count, remaining;  // of the row, at the launch
 #ifdef PROFILE
   u32 mark_time[MARK_ROLES], marks[MARK_ROLES][MARKS];
 #endif

@@ -108,6 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
     s.flight = FLIGHT_BUSY;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
               a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
+    s.out_count = a.out_count[slot];
+    s.remaining = a.remaining[slot];
   }
   for (int i = t; i < min(a.table_width, MAX_PAGES); i += THREADS + 64) s.pages[i] = a.table[(u64)slot * a.table_width + i];
   for (int i = t; i < (int)(sizeof(s.partial) / 4); i += THREADS + 64) s.partial[i] = 0.f;

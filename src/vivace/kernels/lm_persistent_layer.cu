@@ -2,7 +2,7 @@
 
 // x of the layer before. With ADD: `x` is what it was before the sums.
 __device__ __forceinline__ float2 take_x(const Args& a, const Place& at, float2 x, const Lane& n) {
-  set_flight(FLIGHT);
+  set_flight(ADD == 1 ? FLIGHT_SUMS : FLIGHT);
 #if ADD == 1
   if (ADD_PAUSE) pause<ADD_PAUSE>();
   const float2 sums = take_added(a.words, n.t);
@@ -126,6 +126,7 @@ __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1],
     wait_at(p);
 #pragma unroll
     for (int i = 0; i < 4; ++i) down[i][k] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
+    if (BACK) release(at, h.at_down + (k + 1) * WARPS * PIECE, n.warp, n.lane);
   }
   if (DOWN_CHUNKS % 2) {
     const Spot p = spot(at, h.at_down + DOWN_CHUNKS / 2 * WARPS * PIECE + n.warp * PIECE / 2);
@@ -221,7 +222,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   const Lane n = here();
   const Share h = share();
   if (n.t >= 32) return;
-  set_flight(FLIGHT);
+  set_flight(FLIGHT_SUMS);
   if (n.t < h.rows / 2) {
     if (ADD_PAUSE) pause<ADD_PAUSE>();
     const float2 sums = take_added(a.words, h.x0 + n.t);
@@ -242,7 +243,7 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   const Lane n = here();
   const Share h = share();
   float v[4] = {0.f, 0.f, 0.f, 0.f};
-  set_flight(FLIGHT);
+  set_flight(FLIGHT_SUMS);
   const int words = min(2, h.rows / 2 - 2 * (n.t & 1));
   for (int i = n.t; i < 2 * GRID; i += THREADS) {
     if (words <= 0) continue;
@@ -280,7 +281,10 @@ __device__ __forceinline__ void load_head(Head& w, const Place& at) {
   wait_at({at.base, at.turn});
   w.gain = ring_4(at.base + n.t * 4);
 #pragma unroll
-  for (int i = 0; i < HEAD_TILES; ++i) load_tile<VOCAB_PAIRS / GRID>(w.rows[i], spot(at, PIECE), rows / 2, i, n);
+  for (int i = 0; i < HEAD_TILES; ++i) {
+    load_tile<VOCAB_PAIRS / GRID>(w.rows[i], spot(at, PIECE), rows / 2, i, n);
+    if (BACK && i + 1 < HEAD_TILES) release(at, PIECE + (i + 1) * WARPS * PIECE, n.warp, n.lane);
+  }
   __syncwarp();
   if (n.lane == 0) shared().consumed[n.warp] = at.chunk0 + step_chunks();
   mark(19);
@@ -313,7 +317,7 @@ __device__ __forceinline__ void move_on(const Args& a, int drawn, int step, int 
   const bool last = stop != 0 || step + 1 >= left;
   put_one(a.words + WORDS_TOKEN, last ? 0xffffffffu : (u32)drawn, epoch);
   s.next_token = last ? -1 : drawn;
-  const int count = a.out_count[slot];
+  const int count = s.out_count + step;
   a.length[slot] = position + 1;
   if (drawn >= 0) {
     s.recent[decoded & (RECENT - 1)] = a.recent[slot * RECENT + (decoded & (RECENT - 1))] = drawn;
@@ -324,6 +328,6 @@ __device__ __forceinline__ void move_on(const Args& a, int drawn, int step, int 
     a.token[slot] = drawn;
   }
   a.stop[slot] = stop;
-  --a.remaining[slot];
+  a.remaining[slot] = s.remaining - step - 1;
   if (last) *a.epoch = epoch;
 }

@@ -194,6 +194,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
         waiting = true;
       }
   }
+  mark(23);
   float v[VPT], largest = -INFINITY;
 #pragma unroll
   for (int j = 0; j < VPT; ++j) {
@@ -213,6 +214,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
     if (order == top) order = NONE;
   }
   sync_workers();
+  mark(24);
   const float most = from_order(__reduce_max_sync(FULL, in_order(s.block[lane < WARPS ? lane : 0])));
   if (!(most < INFINITY) || most == -INFINITY) return -1;
   const Scale scale(most, greedy ? 1.f : temperature);
@@ -229,6 +231,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
 #pragma unroll
   for (int j = 0; j < VPT / 2; ++j) sum += scale.weight(v[j]);
   sync_workers();
+  mark(25);
   // Slightly different scores may have equal probabilities, and then ids decide. NONE is no number here.
   const float cut = greedy ? most : fmaxf(from_order(s.threshold) - 1e-4f * temperature, -3.402823466e38f);
   if (largest >= cut) {
@@ -257,6 +260,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
   sum = warp_sum(sum);
   if (lane == 0) s.block[warp] = sum;
   sync_workers();
+  mark(26);
   const int count = s.count;
   if (count > CANDIDATES) {  // very many equal scores: one after the other
     sum = joined_sum();
@@ -303,6 +307,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
     sum = joined_sum();
     if (count <= 32) sort_candidates<1>(keys, sorted, count, scale, sum, lane);
     else if (count <= 64) sort_candidates<2>(keys, sorted, count, scale, sum, lane);
+    mark(27);
     const int index = greedy ? 0 : n <= 32 ? draw<1>(sorted, n, top_p, share, lane) : draw<2>(sorted, n, top_p, share, lane);
     const bool finite = sum < INFINITY;
     const int first = finite ? id_of(sorted[index]) : -1;
@@ -315,6 +320,7 @@ __device__ __noinline__ int sample(const u64* logits, u32 epoch, int step, int t
       s.picked = first;
       s.again = again;
     }
+    mark(28);
     if (!again) {  // the others need not have come
       bar_arrive<1, THREADS>();
       return first;
