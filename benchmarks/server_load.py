@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.load import faults, phases
-from benchmarks.load.server import ServerProcess
+from benchmarks.load.server import ServerLostError, ServerProcess, command_of
 from benchmarks.load.soak import Soak
 from vivace.bench.common import hardware
 
@@ -84,7 +84,8 @@ def _phase(
 def _measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One phase on a fresh server; its figures, and how the server ended."""
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess("mini" if name in ("overload", "soak") else "paced", Path(folder))
+        engine = "mini" if name in ("overload", "soak") else "paced"
+        server = ServerProcess(command_of(engine, Path(folder)), Path(folder))
         try:
 
             async def run() -> list[dict[str, Any]]:
@@ -104,7 +105,7 @@ def _measure_faults(times: int) -> dict[str, Any]:
         struck = []
         for _ in range(times):
             with tempfile.TemporaryDirectory() as folder:
-                server = ServerProcess("mini", Path(folder))
+                server = ServerProcess(command_of("mini", Path(folder)), Path(folder))
                 try:
                     struck.append(asyncio.run(faults.engine_lost(server, number)))
                 finally:
@@ -122,7 +123,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     measured = {}
     for name in options.phases or PHASES:
-        measured[name] = _measure_faults(options.times) if name == "faults" else _measure(name, options)
+        try:
+            measured[name] = _measure_faults(options.times) if name == "faults" else _measure(name, options)
+        except ServerLostError as error:
+            raise SystemExit(f"{name}: {error}") from error
         print(name, json.dumps(measured[name]), flush=True)
     document = {
         "bench": "server_load",

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.load.client import BYTES_PER_SECOND, Heard, speak
 from benchmarks.load.phases import percentiles
-from benchmarks.load.server import ServerProcess
+from benchmarks.load.server import ServerLostError, ServerProcess
 from vivace.bench.common import hardware
 from vivace.bench.serving_player import Window
 
@@ -40,7 +40,13 @@ ROOM = 2
 
 
 async def listen(
-    port: int, first_s: float, window: Window, seeds: itertools.count[int], heard: list[Heard], *, plays: bool
+    server: ServerProcess,
+    first_s: float,
+    window: Window,
+    seeds: itertools.count[int],
+    heard: list[Heard],
+    *,
+    plays: bool,
 ) -> None:
     """One listener, until the window ends.
 
@@ -48,10 +54,15 @@ async def listen(
         first_s: when it asks for the first time. window: when a request that is sent counts.
         heard: gets the answers that count.
         plays: it asks again when what it heard would have been played.
+
+    Raises:
+        ServerLostError: there is nobody to ask any more.
     """
     await asyncio.sleep(max(0.0, first_s - time.perf_counter()))
     while (sent_s := time.perf_counter()) < window.end_s:
-        answer = await speak(port, TEXT, next(seeds))
+        answer = await speak(server.port, TEXT, next(seeds))
+        if not answer.is_whole:
+            server.check()
         if window.holds(sent_s):
             heard.append(answer)
         if plays:
@@ -60,26 +71,42 @@ async def listen(
 
 
 async def load(server: ServerProcess, streams: int, seconds: float, ramp_s: float) -> dict[str, Any]:
-    """So many listeners; figures of the requests of ``seconds``, after ``ramp_s`` in which all have begun."""
+    """So many listeners; figures of the requests of ``seconds``, after ``ramp_s`` in which all have begun.
+
+    Raises:
+        ServerLostError: it has ended.
+    """
     rng, seeds, heard = random.Random(streams), itertools.count(streams * 100_000), list[Heard]()
     begun_s = time.perf_counter()
     window = Window(begun_s + ramp_s, begun_s + ramp_s + seconds)
     plays = streams > 1
     tasks = [
         asyncio.create_task(
-            listen(server.port, begun_s + rng.uniform(0, ramp_s), window, seeds, heard, plays=plays)
+            listen(server, begun_s + rng.uniform(0, ramp_s), window, seeds, heard, plays=plays)
         )
         for _ in range(streams)
     ]
-    await asyncio.sleep(ramp_s)
-    before, own = server.cpu_seconds(), time.process_time()
-    await asyncio.sleep(seconds)
-    spent = {name: after - before[name] for name, after in server.cpu_seconds().items()}
-    spent["clients"] = time.process_time() - own
-    await asyncio.gather(*tasks)
+    try:
+        await _pass(ramp_s, tasks)
+        before, own = server.cpu_seconds(), time.process_time()
+        await _pass(seconds, tasks)
+        spent = {name: after - before[name] for name, after in server.cpu_seconds().items()}
+        spent["clients"] = time.process_time() - own
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return figures(heard, streams) | {
         f"{name}_cpu_percent": round(100 * used / seconds, 1) for name, used in spent.items()
     }
+
+
+async def _pass(seconds: float, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Waits so long, but not on when one of the listeners has failed; raises its error."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
 
 
 def figures(heard: Sequence[Heard], streams: int) -> dict[str, Any]:
@@ -104,6 +131,7 @@ async def measure(server: ServerProcess, levels: Sequence[int], seconds: float) 
     for seed in range(WARM_REQUESTS):
         answer = await speak(server.port, TEXT, seed)
         if not answer.is_whole:
+            server.check()
             raise SystemExit(f"the server does not speak: status {answer.status}")
         audio_s = max(audio_s, answer.num_bytes / BYTES_PER_SECOND)
     loads = []
@@ -114,7 +142,7 @@ async def measure(server: ServerProcess, levels: Sequence[int], seconds: float) 
 
 
 def run(model: str, device: str, dtype: str, levels: Sequence[int], seconds: float) -> dict[str, Any]:
-    """The document. Raises SystemExit if the server does not start or speak."""
+    """The document. Raises SystemExit if the server does not start or speak, or ends under load."""
     command = [sys.executable, "-m", "vivace.cli", "serve", "--model", model, "--device", device]
     command += ["--dtype", dtype, "--port", "0"]
     if device != "cpu":
@@ -122,15 +150,15 @@ def run(model: str, device: str, dtype: str, levels: Sequence[int], seconds: flo
     with tempfile.TemporaryDirectory() as voices:
         begun_s = time.perf_counter()
         try:
-            server = ServerProcess("", Path(voices), command)
-        except RuntimeError as error:
+            server = ServerProcess(command, Path(voices))
+            try:
+                ready_s = time.perf_counter() - begun_s
+                loads = asyncio.run(measure(server, levels, seconds))
+                memory = server.take()
+            finally:
+                code = server.end()
+        except ServerLostError as error:
             raise SystemExit(str(error)) from error
-        try:
-            ready_s = time.perf_counter() - begun_s
-            loads = asyncio.run(measure(server, levels, seconds))
-            memory = server.take()
-        finally:
-            code = server.end()
     return {
         "bench": "server_speech",
         # Takes memory of a GPU, so it is asked once the server has given that back.

@@ -1,7 +1,11 @@
 """The benchmark of a server's speech: one listener of the embedded model, and what counts."""
 
+import asyncio
 import json
+import os
+import signal
 import sys
+import time
 
 import pytest
 
@@ -59,6 +63,24 @@ def test_arguments_out_of_range(arguments):
     with pytest.raises(SystemExit) as caught:
         server_speech.main(arguments)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("streams", ["1", "8"])
+def test_a_server_that_dies_under_load(monkeypatch, capfd, streams):
+    """One line and the exit code of a failure, and no wait for the end of the window."""
+    begun, real = time.monotonic(), server_speech.load
+
+    async def load(server, *arguments):
+        asyncio.get_running_loop().call_later(0.5, os.kill, server.pid, signal.SIGKILL)
+        return await real(server, *arguments)
+
+    monkeypatch.setattr(server_speech, "TEXT", "Hello!")
+    monkeypatch.setattr(server_speech, "load", load)
+    with pytest.raises(SystemExit) as caught:
+        server_speech.main(["--streams", streams, "--seconds", "600"])
+    assert caught.value.code == "the server has ended before the benchmark did: signal 9"
+    assert time.monotonic() - begun < 120
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_server_that_does_not_start(capfd):

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,41 +27,60 @@ PACED = (sys.executable, "-P", "-m", "benchmarks.load.engine")
 START_SECONDS = 60
 
 
+class ServerLostError(RuntimeError):
+    """The server did not start, or has ended although nobody asked it to."""
+
+
+def command_of(engine: str, folder: Path) -> list[str]:
+    """What starts a server of this module. ``engine``: "paced" or "mini"; ``folder``: of its voices."""
+    return [sys.executable, "-m", "benchmarks.load.server", engine, str(folder)]
+
+
 class ServerProcess:
     """The server, from its start to ``end``, and what it takes of the machine.
 
     Args:
-        engine: "paced" or "mini". folder: of its voices.
-        command: what starts the server, in place of this module.
+        command: what starts it. It prints its address first.
+        folder: of its voices.
+
+    Raises:
+        ServerLostError: it does not start.
     """
 
-    def __init__(self, engine: str, folder: Path, command: Sequence[str] = ()) -> None:
-        own = [sys.executable, "-m", "benchmarks.load.server", engine, str(folder)]
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
         environment = {**os.environ, "VIVACE_VOICES": str(folder)}
-        self._process = subprocess.Popen(
-            list(command) or own, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self._process = subprocess.Popen(list(command), stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         with self._process.stdout as output:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", output.readline())
         if found is None:
             self._process.kill()
             self._process.wait()
-            raise RuntimeError("the server did not start")
+            raise ServerLostError("the server did not start")
         self.port = int(found[1])
         self.pid = self._process.pid
 
+    def check(self) -> None:
+        """Raises ServerLostError if it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            raise ServerLostError(f"the server has ended before the benchmark did: {how}")
+
     def engine_pid(self) -> int | None:
-        """The engine process; None while it is being replaced."""
+        """The engine process; None while it is being replaced. Raises ServerLostError."""
+        self.check()
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in children}
         for pid, path in commands.items():
-            if b"load.engine" in path.read_bytes() or b"server.worker" in path.read_bytes():
-                return pid
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                command = path.read_bytes()
+                if b"load.engine" in command or b"server.worker" in command:
+                    return pid
         return None
 
     def take(self) -> dict[str, float]:
-        """Memory of server and engine in MB, open files, threads."""
+        """Memory of server and engine in MB, open files, threads. Raises ServerLostError."""
         engine = self.engine_pid()
         return {
             "server_mb": round(memory_mb(self.pid), 2),
@@ -70,7 +90,7 @@ class ServerProcess:
         }
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Of server and engine so far."""
+        """Of server and engine so far. Raises ServerLostError."""
         engine = self.engine_pid()
         return {"server": cpu_seconds(self.pid), "engine": cpu_seconds(engine) if engine else 0.0}
 
