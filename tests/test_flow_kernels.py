@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from tests.virtual_time import Costs
 from vivace.kernels import dit_reference
 from vivace.models import flow_kernels
 from vivace.models.flow_kernels import choose_kernels, choose_packed, launch_costs
@@ -99,6 +100,10 @@ def test_without_a_compiler_one_warning_says_so(gpu, caplog):
 def test_no_gpu_takes_the_plain_way():
     assert choose_kernels(CONFIG, torch.float32, torch.device("cpu")) is dit_reference
     assert launch_costs(dit_reference, CONFIG, torch.float32, torch.device("cpu")) is None
+
+
+def test_the_scheduler_is_tried_with_the_times_of_launches_that_are_known():
+    assert Costs().flow == dit_packed.LAUNCH_MS
 
 
 def test_each_measured_size_has_its_tiles():

@@ -40,7 +40,7 @@ class Costs:
     """Milliseconds on one H200, full-size CosyVoice 3 in bfloat16.
 
     Attributes:
-        flow: of a launch by its chunks; calculated (``kernels.dit_packed.LAUNCH_MS``).
+        flow: of a launch by its chunks, as ``kernels.dit_packed.LAUNCH_MS``, which cannot be imported without Triton.
         wave: chunks of one stream that may share a launch.
         vocoder: of a chunk by the streams of its launch.
         step: of one step of the speech LM, by its rows. prompt: of one request's prompt.
@@ -51,8 +51,10 @@ class Costs:
     """
 
     flow: Mapping[int, float] = field(
-        default_factory=lambda: {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4, 12: 16.7, 16: 22.0, 24: 28.0, 32: 37.8}
-    )
+        default_factory=lambda: {
+            1: 6.2, 2: 8.6, 4: 11.2, 6: 12.6, 8: 14.2, 10: 16.6, 12: 17.8, 16: 23.3, 24: 30.0, 32: 40.0,
+        }
+    )  # fmt: skip
     wave: int = 1
     vocoder: Mapping[int, float] = field(
         default_factory=lambda: {1: 0.49, 2: 0.282, 4: 0.19, 8: 0.164, 16: 0.144, 32: 0.136}
