@@ -262,6 +262,40 @@ def test_without_memory_for_many_fewer_chunks_are_tried(device, launched, monkey
     assert (stream.pages, stream.length, stream.waiting, device.pages_in_use) == ([], 0, [], 0)
 
 
+@pytest.mark.parametrize("fails_alone", [False, True])
+def test_without_memory_chunks_of_several_streams_are_split_anywhere(launched, monkeypatch, fails_alone):
+    """Also between chunks of one stream, which may be the one for which there is no memory at all."""
+    device = DeviceFlow(flow(), max_streams=4, most_in_wave=4)
+    device.warm_up(4 * 2 * CHUNK)
+    launched.clear()
+    tokens = tokens_of(3 * CHUNK - 1), tokens_of(CHUNK, 4)
+    streams = [device.open(EMBEDDING, prompt_mel(0)) for _ in tokens]
+    full = {4: 1, 2: 1, 1: 1} if fails_alone else {4: 1}
+    run = Solver.run
+
+    def fail(self, use_shared):
+        if full.get(len(self.x)):
+            full[len(self.x)] -= 1
+            raise torch.OutOfMemoryError("no memory")
+        run(self, use_shared)
+
+    monkeypatch.setattr(Solver, "run", fail)
+    long, short = device.launch_batch(
+        [(stream, own, True) for stream, own in zip(streams, tokens, strict=True)]
+    )
+    torch.testing.assert_close(short.check(), whole(tokens[1]), atol=1e-4, rtol=0)
+    if fails_alone:
+        assert (launched, device.launches_halved) == ([1], 3)
+        assert isinstance(long.error, torch.OutOfMemoryError)
+        assert (streams[0].pages, streams[0].length, streams[0].waiting) == ([], 0, [])
+    else:
+        assert (launched, device.launches_halved) == ([2, 2], 1)
+        torch.testing.assert_close(long.check(), whole(tokens[0]), atol=1e-4, rtol=0)
+    for stream in streams:
+        device.close(stream)
+    assert device.pages_in_use == 0
+
+
 def test_without_waves_there_are_none(launched):
     device = DeviceFlow(flow())
     device.warm_up(8 * 2 * CHUNK)
