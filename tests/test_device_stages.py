@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from vivace import Engine, SamplingParams, SynthesisRequest
 from vivace.engine import device_stages
@@ -56,6 +57,21 @@ def test_the_scheduler_knows_how_much_audio_a_chunk_of_a_wave_needs(paged, monke
     assert capacity.batch >= capacity.wave
     assert runs_beside or capacity.wave_ms == 321
     assert capacity.quiet_tokens == (32 if runs_beside else 0)
+
+
+def test_deterministic_means_one_chunk_a_launch(paged, monkeypatch):
+    """Also where launches of several are known to cost less, for streams and for chunks of one."""
+    assets = paged[0]._assets
+    monkeypatch.setattr(flow_device, "launch_costs", lambda *_: {1: 6.2, 2: 8.4, 4: 10.4, 8: 13.4})
+    monkeypatch.setattr(LMDevice, "runs_beside", property(lambda _: False))
+    found = DeviceStages.build(assets.model, assets.limits, max_rows=4, deterministic=True)
+    assert (found.capacity.wave, found.capacity.pack, found.capacity.takes_turns) == (1, 1, False)
+    flow = found.flow.paged
+    flow.warm_up(4 * 50)
+    stream = flow.open(torch.ones(192), torch.zeros(0, 80))
+    flow.step(stream, [1] * 100, True)
+    flow.close(stream)
+    assert list(flow._solvers) == [1]
 
 
 def test_same_tokens_and_audio_as_the_plain_stages(plain, paged):
