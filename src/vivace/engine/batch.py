@@ -9,8 +9,8 @@ The last chunk of a voice's prompt may look ahead on new tokens. The flow gets i
 speech LM goes on to the first border: the first chunk then finds it done.
 
 The samples of a request do not depend on how many chunks a step renders of it: its frames go to the vocoder chunk by
-chunk, cut at the absolute borders. Only where a stream that is alone gets many chunks at once, always the same ones, do
-they go there as they come: long pieces cost less, and round differently.
+chunk, cut at the absolute borders. Only where a step renders one stream, and streams take turns, do they go there as
+they come: long pieces cost less, and may round differently.
 """
 
 from __future__ import annotations
