@@ -20,7 +20,7 @@ from vivace.models.flow import FlowModel
 from vivace.models.flow_kernels import Kernels, choose_kernels, choose_packed, launch_costs
 from vivace.models.flow_paged import MelHandle, PagedFlow, PagedStream, Work
 from vivace.models.flow_pages import PageLayout, PagePool, StartBranch, padded, pages_within
-from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Options, Solver
+from vivace.models.flow_solver import LOOKAHEAD_BEFORE, Chunk, Solver
 from vivace.models.flow_weights import FlowWeights
 from vivace.models.flow_whole import embed_tokens, solve_whole
 from vivace.models.launch_sizes import cheapest, powers_of_two
@@ -45,7 +45,6 @@ class DeviceFlow(PagedFlow):
         model: its weights are copied in its dtype; nothing of it is needed afterwards.
         device: where to run; None: where the model is.
         kernels: None chooses those that fit the device.
-        options: keyword arguments for the kernels by name.
         max_bytes: memory for pages and what all streams share beside them; None: all that there is.
         max_streams: streams of one launch.
         costs: of a launch, by its size: only launches of these sizes are made, padded where chunks are few. None: as
@@ -60,7 +59,6 @@ class DeviceFlow(PagedFlow):
         device: torch.device | None = None,
         *,
         kernels: Kernels | None = None,
-        options: Options | None = None,
         max_bytes: int | None = None,
         max_streams: int = 1,
         costs: Mapping[int, float] | None = None,
@@ -74,7 +72,7 @@ class DeviceFlow(PagedFlow):
         self.layout = PageLayout.of(config)
         dtype = self.weights.x.dtype
         self._kernels = choose_kernels(config, dtype, device) if kernels is None else kernels
-        self._is_chosen, self._options = kernels is None, options
+        self._is_chosen = kernels is None
         # The plain ones read on the host what a graph cannot hold.
         has_kernels = self._kernels is not dit_reference
         self._use_graphs = device.type == "cuda" and has_kernels if use_graphs is None else use_graphs
@@ -346,7 +344,6 @@ class DeviceFlow(PagedFlow):
                 self.start.velocities,
                 streams,
                 self._kernels_for(streams),
-                self._options,
                 self._use_graphs,
             )
         return self._solvers[streams]

@@ -34,10 +34,6 @@ LOOKAHEAD_BEFORE = 2
 """Tokens that the look-ahead layer looks back on."""
 
 
-Options = dict[str, dict[str, Any]]
-"""Keyword arguments of each kernel call, by the names of ``CALLS``."""
-
-
 class Chunk(NamedTuple):
     """What the host knows of one chunk.
 
@@ -100,12 +96,11 @@ class Calls:
 
     Args:
         kernels: ``vivace.kernels.dit`` or what has its functions.
-        options: beside the kernels' own.
     """
 
-    def __init__(self, kernels: Kernels, weights: FlowWeights, options: Options | None = None) -> None:
-        defaults = kernels.default_options(weights.x.dtype, weights.x.device)
-        self._options = {name: {**defaults.get(name, {}), **(options or {}).get(name, {})} for name in CALLS}
+    def __init__(self, kernels: Kernels, weights: FlowWeights) -> None:
+        options = kernels.default_options(weights.x.dtype, weights.x.device)
+        self._options: dict[str, dict[str, Any]] = {name: options.get(name, {}) for name in CALLS}
         self._kernels = kernels
 
     def __call__(self, name: str, *args: object) -> None:
@@ -125,7 +120,6 @@ class Solver:
         arena, resolve: where page offsets count from, and what gives the plain kernels the elements there.
         kernels: ``vivace.kernels.dit`` or its plain versions.
         shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
-        options: keyword arguments for each kernel by its name, such as its tile.
     """
 
     def __init__(
@@ -138,7 +132,6 @@ class Solver:
         shared: Tensor,
         streams: int = 1,
         kernels: Kernels = dit_reference,
-        options: Options | None = None,
         use_graphs: bool = False,
     ) -> None:
         self._config, self._weights, self._layout = config, weights, layout
@@ -175,7 +168,7 @@ class Solver:
         self._hidden = single(rows, dim)
         self._query, self._mixed = half(rows, inner), half(rows, inner)
         self._inner = half(rows, dim * dit.ff_mult)
-        self._calls = Calls(kernels, weights, options)
+        self._calls = Calls(kernels, weights)
         tiles = max(self._calls.tiles(name, dim) for name in ("convolve_add", "add_attention", "add_ff"))
         self._normed = Normed(half(rows, dim), single(2 * rows * tiles), 0)
         self._frames = torch.arange(chunk, device=device)
@@ -315,6 +308,6 @@ class Solver:
 CALLS = (
     "embed_input", "convolve", "convolve_add", "qkv", "attention", "add_attention", "ff_in", "add_ff", "advance"
 )  # fmt: skip
-"""Kernel calls of an Euler step, by the names that options use."""
+"""Kernel calls of an Euler step, by the names of their options."""
 
 _KERNELS = {"add_attention": "add_projection", "add_ff": "add_projection"}
