@@ -302,8 +302,8 @@ def test_scores_where_the_blocks_shares_differ():
 
 
 CHOICES = [
-    {"FLIGHT": 1, "FLIGHT_BUSY": 5, "FLIGHT_PARTS": 2, "ADD": 1, "ADD_STRIDE": 4},
-    {"FLIGHT": 3, "FLIGHT_BUSY": 2, "FLIGHT_PARTS": 1, "ADD": 2, "AHEAD": 1, "SPLIT": 1, "BACK": 1},
+    {"FLIGHT": 1, "FLIGHT_BUSY": 5, "FLIGHT_PARTS": 2, "FLIGHT_SUMS": 1},
+    {"FLIGHT": 3, "FLIGHT_BUSY": 2, "FLIGHT_PARTS": 1, "FLIGHT_SUMS": 3},
 ]
 
 

@@ -40,7 +40,6 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 inline int __popc(u32 v) { return __builtin_popcount(v); }
 inline int __ffs(u32 v) { return __builtin_ffs((int)v); }
-inline long long __float2ll_rn(float f) { return llrintf(f); }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
 
@@ -148,7 +147,6 @@ inline float exp2_fast(float x) { return exp2f(x); }
 
 inline int fresh(int v) { return v; }
 inline void put(u64* word, u64 value) { *(volatile u64*)word = value; }
-inline void add(u64* word, u64 value) { *(volatile u64*)word += value; }
 inline u64 peek(const u64* word) { yield(); return *(const volatile u64*)word; }
 inline void peek2(const u64* word, u64& a, u64& b) { yield(); a = ((const volatile u64*)word)[0]; b = ((const volatile u64*)word)[1]; }
 inline uint4 load_cached(const u16* at) { uint4 v; memcpy(&v, at, 16); return v; }
@@ -174,7 +172,6 @@ inline void copy_chunk(char* to, const char* from, u32 bytes, u64* barrier) {
   now->block->copies.push_back({to, from, bytes, barrier});
 }
 inline u32 clock_now() { static u32 now; return ++now; }
-template <u32 CLOCKS> void pause() {}
 inline u32 peek_shared(const volatile u32* at) { yield(); return *at; }
 
 inline float bf(u64 v, int half) { return __uint_as_float((u32)(half ? v >> 16 : v) << 16); }

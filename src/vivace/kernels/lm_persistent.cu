@@ -38,7 +38,8 @@
 #define CANDIDATES 512
 #define RECENT 64
 #define X_STRIDE 16              // words from one block's words of x to the next block's: they lie in lines of their own
-#define PRELOAD 5                // tiles of gate and up rows that are taken until a warp waits for x
+#define EARLY_TILES 3            // tiles of gate and up rows that are taken while a warp waits for attention
+#define PRELOAD 5                // those that are taken until it waits for x
 // What can be chosen when it is compiled: chunks of weights under way. More delay what the blocks exchange, one is too few.
 #ifndef FLIGHT
 #define FLIGHT 2
@@ -50,29 +51,7 @@
 #define FLIGHT_PARTS 4           // while it waits for attention
 #endif
 #ifndef FLIGHT_SUMS
-#define FLIGHT_SUMS FLIGHT       // while it waits for the down product's sums
-#endif
-#ifndef EARLY_TILES
-#define EARLY_TILES 3            // tiles of gate and up rows that are taken while a warp waits for attention
-#endif
-// And more that can be chosen.
-#ifndef ADD
-#define ADD 0                    // 1: memory adds the down product's sums, and all blocks read them; 2: their owner does
-#endif
-#ifndef ADD_STRIDE
-#define ADD_STRIDE 16            // words from four such sums to the next four: 4 to 16
-#endif
-#ifndef ADD_PAUSE
-#define ADD_PAUSE 0              // clocks before a warp first looks whether they are complete
-#endif
-#ifndef AHEAD
-#define AHEAD 0                  // 1: the next layer's weights of queries, or the head's, are read before the sums come
-#endif
-#ifndef BACK
-#define BACK 0                   // 1: down columns and the head's rows are given back as soon as they are read
-#endif
-#ifndef SPLIT
-#define SPLIT 0                  // 1: down columns are read by warps that the gate's sums do not wait for
+#define FLIGHT_SUMS 4            // while it waits for the down product's sums
 #endif
 
 struct Args {
@@ -99,9 +78,7 @@ struct Args {
 #define WORDS_PARTS (WORDS_QKV + QKV_PAIRS)
 #define WORDS_SCALES (WORDS_PARTS + SPLITS * HEADS * 32)
 #define WORDS_DOWN (WORDS_SCALES + SPLITS * HEADS)
-#define WORDS_ADDED (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
-#define ADDED_WORDS (PAIRS / 4 * 16)  // of even rows, and as many of odd ones
-#define WORDS_LOGITS (WORDS_ADDED + 2 * ADDED_WORDS)
+#define WORDS_LOGITS (WORDS_DOWN + GRID * GRID * OWN_PAIRS)
 #define WORDS_MARKS (WORDS_LOGITS + VOCAB_PAIRS * 2 + 2)  // [GRID, MARK_ROLES, MARKS] if there is PROFILE
 #define MARK_ROLES 4  // the first worker warp, the last, the helper, the one that copies
 #define MARKS 32
@@ -131,10 +108,6 @@ struct __align__(128) Shared {
   u64 full[STAGES];
   volatile u32 consumed[WARPS];  // chunks of all steps that a warp does not read any more
   volatile u32 flight;  // chunks of weights that may be under way now
-#if ADD
-  u64 added[2][PAIRS];  // what memory had added when it was last complete
-  int out_of_range;     // whether a sum could not be added
-#endif
   volatile int quit;
   volatile int next_token;
   // The sampler's.
@@ -215,40 +188,6 @@ __device__ __forceinline__ int word_of_x(int pair) {
   const int owner = ((pair + 1) * GRID - 1) / PAIRS;
   return owner * X_STRIDE + pair - owner * PAIRS / GRID;
 }
-
-#if ADD
-// -- numbers that memory adds: integers, so that their order does not matter. A word's upper 8 bits count the blocks,
-// below them are 48 bits of each block's number and room for their sum. Nothing is ever set back: what counts is what a
-// word has now beyond what it had when it was last complete.
-#define ADD_LIMIT 0x1p22f
-#define ADD_UNIT 0x1p-24f
-#define ADD_OFFSET (1ull << 47)
-__device__ __forceinline__ int word_of_added(int pair, int odd) { return odd * ADDED_WORDS + pair / 4 * ADD_STRIDE + pair % 4; }
-__device__ __forceinline__ void add_number(u64* word, float number) {
-  if (!(fabsf(number) < ADD_LIMIT)) shared().out_of_range = 1;
-  number = fminf(fmaxf(number, -ADD_LIMIT), ADD_LIMIT);
-  add(word, (1ull << 56) + ADD_OFFSET + (u64)__float2ll_rn(number * (1.f / ADD_UNIT)));
-}
-__device__ __forceinline__ bool is_complete(u64 now, u64 before) { return (now - before) >> 56 == GRID; }
-__device__ __forceinline__ float sum_of(u64 now, u64 before) {
-  const u64 sum = (now - before) & ((1ull << 56) - 1);
-  return (float)(long long)(sum - GRID * ADD_OFFSET) * ADD_UNIT;
-}
-// The sums of two neighbours of x, of all blocks.
-__device__ __forceinline__ float2 take_added(const u64* words, int pair) {
-  u64 &even = shared().added[0][pair], &odd = shared().added[1][pair];
-  const u64 *const e = words + WORDS_ADDED + word_of_added(pair, 0), *const o = words + WORDS_ADDED + word_of_added(pair, 1);
-  const u64 even_before = even, odd_before = odd;
-  u64 a, b;
-  do {
-    a = peek(e);
-    b = peek(o);
-  } while (!is_complete(a, even_before) || !is_complete(b, odd_before));
-  even = a;
-  odd = b;
-  return make_float2(sum_of(a, even_before), sum_of(b, odd_before));
-}
-#endif
 
 // -- a block's share of every matrix, and where it lies in a layer's stream: norm, bias, query-key-value rows, output rows,
 // norm, gate and up rows, down columns

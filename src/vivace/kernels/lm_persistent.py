@@ -106,7 +106,6 @@ class Shape:
             + self.qkv_pairs
             + parts
             + grid * grid * _OWN_PAIRS
-            + 4 * self.hidden
             + 2 * self.vocab_pairs
             + 2
         )
@@ -316,7 +315,7 @@ def shared_bytes(shape: Shape, tuning: Tuning, grid: int) -> int:
     """At least the size of the kernel's ``Shared``."""
     rows = 2 * max(shape.most_units(grid), -(-shape.vocab_pairs // grid))
     sums = 20 * (32 + -(-rows // 16) * 16)
-    vectors = 3 * shape.hidden + shape.down_columns(grid) + max(1280, 128 * (shape.hidden // HEAD_DIM))
+    vectors = shape.hidden + shape.down_columns(grid) + max(1280, 128 * (shape.hidden // HEAD_DIM))
     rest = 64 + 32 + 32 + 32 + 8 + MOST_PAGES + 64 + 2 * tuning.stages + 16 + 2 * 16 + 64
     return tuning.ring_bytes + 4 * (sums + vectors + rest) + 1024
 

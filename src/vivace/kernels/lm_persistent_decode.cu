@@ -43,7 +43,6 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
       if (t < h.qkv_rows && pair / 32 < HEADS + KV_HEADS) turn = a.rotary[(u64)at.position * 32 + pair % 32];
     }
     u16* cache = a.pool;
-    float2 x = make_float2(0.f, 0.f);
     at.offset = 0;
     place_in_ring(at);
     Queries queries;
@@ -54,27 +53,25 @@ __device__ __forceinline__ void run_workers(const Args& a, int left) {
       const u16* const keys = cache + (u64)group * PAGE * 64;
       Tile tile;  // what does not wait for others is asked for first
       load_past(tile, keys, to_values, page_stride, part.from + here().warp * TILE_POSITIONS, split < part.splits ? part.to : 0, here());
-      make_queries(a, at, queries, cache, to_values, e, turn, x);
+      make_queries(a, at, queries, cache, to_values, e, turn);
       if (split < part.splits) attend(tile, part, keys, to_values, page_stride, here());
       Gate gate;
       put_out(a, at, part.splits, gate);
-      x = put_down(a, at, gate);
+      put_down(a, at, gate);
       cache += 2 * to_values;
       at.offset += share().bytes;
       place_in_ring(at);
       if (++at.layer == LAYERS) break;
-      if (AHEAD) load_queries(queries, at);
+      load_queries(queries, at);
       put_residual(a, at);
-      if (!AHEAD) load_queries(queries, at);
     }
     // The cache's new keys and values must be seen by the blocks that attend in the next step.
     if (threadIdx.x < 32) __threadfence();
     Head head;
-    if (AHEAD) load_head(head, at);
+    load_head(head, at);
     put_residual(a, at);
-    if (!AHEAD) load_head(head, at);
     ++at.epoch;
-    put_scores(a, at, head, x);
+    put_scores(a, at, head);
     mark(21);
     at.chunk0 += step_chunks();
     if (blockIdx.x == GRID - 1) {  // it has no part in attention
@@ -102,9 +99,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
     arrival_init_done();
     for (int w = 0; w < WARPS; ++w) s.consumed[w] = 0;
     s.quit = 0;
-#if ADD
-    s.out_of_range = 0;
-#endif
     s.flight = FLIGHT_BUSY;
     s.rule = {a.min_place[slot], a.seed[slot], a.place[slot], a.tau_r[slot], a.top_p[slot], a.temperature[slot],
               a.kind[slot], a.top_k[slot], a.win_size[slot], a.decoded[slot], slot};
@@ -115,10 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode(const Args 
   for (int i = t; i < (int)(sizeof(s.partial) / 4); i += THREADS + 64) s.partial[i] = 0.f;
   for (int i = t; i < DOWN_CHUNKS * 16; i += THREADS + 64) s.h[i / (DOWN_CHUNKS * 8)][i % (DOWN_CHUNKS * 8)] = 0;
   for (int i = t; i < (int)(sizeof(s.merge) / 4); i += THREADS + 64) (&s.merge[0][0][0])[i] = 0.f;
-#if ADD
-  for (int i = t; i < 2 * PAIRS; i += THREADS + 64)  // before any block adds: those that do have seen words of all
-    s.added[i % 2][i / 2] = peek(a.words + WORDS_ADDED + word_of_added(i / 2, i % 2));
-#endif
   if (t < 32) s.squares[t / 16][t % 16] = 0.f;
   if (t < RECENT) s.recent[t] = a.recent[slot * RECENT + t];
   // Words of parts that long were not in use must not look like new ones: 16 bits of an epoch come again.

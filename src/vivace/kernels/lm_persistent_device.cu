@@ -51,10 +51,6 @@ __device__ __forceinline__ u64 peek(const u64* word) {
 __device__ __forceinline__ void peek2(const u64* word, u64& a, u64& b) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(word) : "memory");
 }
-// Memory adds to a word.
-__device__ __forceinline__ void add(u64* word, u64 value) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
 
 // 16 bytes past the first-level cache: what other blocks wrote in earlier steps.
 __device__ __forceinline__ uint4 load_cached(const u16* at) {
@@ -67,10 +63,6 @@ __device__ __forceinline__ u32 clock_now() {
   u32 now;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
   return now;
-}
-template <u32 CLOCKS> __device__ __forceinline__ void pause() {
-  const u32 from = clock_now();
-  while (clock_now() - from < CLOCKS) {}
 }
 
 // -- chunks of weights on their way into shared memory, each with a barrier that tells its arrival

@@ -1,26 +1,11 @@
 // The phases of a layer, as the warps with columns run them.
 
-// x of the layer before. With ADD: `x` is what it was before the sums.
-__device__ __forceinline__ float2 take_x(const Args& a, const Place& at, float2 x, const Lane& n) {
-  set_flight(ADD == 1 ? FLIGHT_SUMS : FLIGHT);
-#if ADD == 1
-  if (ADD_PAUSE) pause<ADD_PAUSE>();
-  const float2 sums = take_added(a.words, n.t);
-  __syncwarp();
-  x.x += sums.x;
-  x.y += sums.y;
-  const Share h = share();
-  const int own = n.t - h.x0;
-  if (own >= 0 && own < h.rows / 2) {
-    shared().own[2 * own] += sums.x;
-    shared().own[2 * own + 1] += sums.y;
-  }
-#else
+// x of the layer before.
+__device__ __forceinline__ float2 take_x(const Args& a, const Place& at, const Lane& n) {
+  set_flight(FLIGHT);
   const u64 word = take_pair(a.words + WORDS_XD + word_of_x(n.t), at.epoch - 1);
-  x = make_float2(first_of(word), second_of(word));
-#endif
   set_flight(FLIGHT_BUSY);
-  return x;
+  return make_float2(first_of(word), second_of(word));
 }
 
 // What waits in registers for x: weights of the norm, this warp's columns of query-key-value rows, the bias.
@@ -38,14 +23,14 @@ __device__ __forceinline__ void load_queries(Queries& w, const Place& at) {
 // 1: query-key-value rows; words of the heads, and keys and values into the cache. `e` is the step's own embedding,
 // `turn` the rotation of the row that this thread finishes.
 __device__ __forceinline__ void make_queries(const Args& a, const Place& at, const Queries& w, u16* cache, u64 to_values, u32 e,
-                                             float2 turn, float2 x) {
+                                             float2 turn) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
   float a0 = low(e), a1 = high(e);
   mark(0);
   if (at.layer) {
-    x = take_x(a, at, x, n);
+    const float2 x = take_x(a, at, n);
     a0 = x.x; a1 = x.y;
   }
   mark(1);
@@ -126,7 +111,7 @@ __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1],
     wait_at(p);
 #pragma unroll
     for (int i = 0; i < 4; ++i) down[i][k] = *reinterpret_cast<const uint4*>(raw_shared + p.at + n.lane * 16 + i * 512);
-    if (BACK) release(at, h.at_down + (k + 1) * WARPS * PIECE, n.warp, n.lane);
+    release(at, h.at_down + (k + 1) * WARPS * PIECE, n.warp, n.lane);
   }
   if (DOWN_CHUNKS % 2) {
     const Spot p = spot(at, h.at_down + DOWN_CHUNKS / 2 * WARPS * PIECE + n.warp * PIECE / 2);
@@ -139,8 +124,8 @@ __device__ __forceinline__ void load_down(uint4 (&down)[4][DOWN_CHUNKS / 2 + 1],
 }
 
 // 4: gate and up rows; down columns of what they make. Rows 0 to 7 of a down tile are even rows of x, 8 to 15 the odd ones
-// behind them. A lane's sums of two rows go to the rows' owner. Returns x as it was before.
-__device__ __forceinline__ float2 put_down(const Args& a, const Place& at, Gate& gate) {
+// behind them. A lane's sums of two rows go to the rows' owner.
+__device__ __forceinline__ void put_down(const Args& a, const Place& at, Gate& gate) {
   Shared& s = shared();
   const Lane n = here();
   const Share h = share();
@@ -155,18 +140,13 @@ __device__ __forceinline__ float2 put_down(const Args& a, const Place& at, Gate&
   load_gate<PRELOAD, MOST_TILES>(gate, at, h, n);
   rows_times_x(gate.rows, s.partial + OF_GATE * SUMS, s.squares[1], a0 * a0 + a1 * a1, n);
   mark(12);
-#if SPLIT  // the sums do not wait for the columns of the other warps
+  // The sums do not wait for the columns of the other warps.
   constexpr int FINISHING = (2 * MOST_UNITS + 31) / 32 * 32;
   if (n.t >= FINISHING) bar_arrive<5, THREADS>();
-#endif
   uint4 down[4][DOWN_CHUNKS / 2 + 1];
   load_down(down, at, h, n);
   mark(13);
-#if SPLIT
   if (n.t < FINISHING) bar_sync<5, THREADS>();
-#else
-  sync_workers();
-#endif
   const bool finishes = n.t < (h.gate_rows + 31) / 32 * 32;
   float y = 0.f;
   if (finishes) y = row_sum(OF_GATE + row_of(min(n.t, GATE_TILES * 16 - 1))) * norm_scale(s.squares[1]);
@@ -178,12 +158,8 @@ __device__ __forceinline__ float2 put_down(const Args& a, const Place& at, Gate&
     if (n.t < h.gate_rows) s.h[n.t & 1][n.t >> 1] = n.t & 1 ? (u16)pair_of(made - low(half), 0.f) : (u16)half;
   }
   const int pair = n.warp * 32 + n.q * 8 + n.g;
-#if ADD
-  u64* const to = a.words + WORDS_ADDED + word_of_added(pair, 0);
-#else
   const int owner = ((pair + 1) * GRID - 1) / PAIRS;
   u64* const to = a.words + WORDS_DOWN + ((u64)owner * GRID + blockIdx.x) * OWN_PAIRS + pair - owner * PAIRS / GRID;
-#endif
   sync_workers();
   mark(15);
   float c[4][4];
@@ -205,38 +181,10 @@ __device__ __forceinline__ float2 put_down(const Args& a, const Place& at, Gate&
 #pragma unroll
   for (int i = 1; i < 4; ++i)
     if (n.q == i) { even = c[i][0] + c[i][1]; odd = c[i][2] + c[i][3]; }
-#if ADD
-  add_number(to, even);
-  add_number(to + ADDED_WORDS, odd);
-#else
   put_pair(to, even, odd, at.epoch);
-#endif
   mark(16);
-  return make_float2(a0, a1);
 }
 
-#if ADD == 2
-// 5: a lane takes the sums of a pair of rows that this block owns.
-__device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
-  Shared& s = shared();
-  const Lane n = here();
-  const Share h = share();
-  if (n.t >= 32) return;
-  set_flight(FLIGHT_SUMS);
-  if (n.t < h.rows / 2) {
-    if (ADD_PAUSE) pause<ADD_PAUSE>();
-    const float2 sums = take_added(a.words, h.x0 + n.t);
-    const float x0 = s.own[2 * n.t] + sums.x, x1 = s.own[2 * n.t + 1] + sums.y;
-    put_pair(a.words + WORDS_XD + blockIdx.x * X_STRIDE + n.t, x0, x1, at.epoch);
-    s.own[2 * n.t] = x0;
-    s.own[2 * n.t + 1] = x1;
-  }
-  __syncwarp();
-  mark(18);
-}
-#elif ADD == 1
-__device__ __forceinline__ void put_residual(const Args& a, const Place& at) {}
-#else
 // 5: a lane takes the sums of one block for half of the rows that this block owns.
 __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   Shared& s = shared();
@@ -271,8 +219,6 @@ __device__ __forceinline__ void put_residual(const Args& a, const Place& at) {
   mark(18);
 }
 
-#endif
-
 // What waits in registers for the last x: weights of the norm, this warp's columns of the head.
 struct Head { u32 gain; uint4 rows[HEAD_TILES][4]; };
 __device__ __forceinline__ void load_head(Head& w, const Place& at) {
@@ -283,7 +229,7 @@ __device__ __forceinline__ void load_head(Head& w, const Place& at) {
 #pragma unroll
   for (int i = 0; i < HEAD_TILES; ++i) {
     load_tile<VOCAB_PAIRS / GRID>(w.rows[i], spot(at, PIECE), rows / 2, i, n);
-    if (BACK && i + 1 < HEAD_TILES) release(at, PIECE + (i + 1) * WARPS * PIECE, n.warp, n.lane);
+    if (i + 1 < HEAD_TILES) release(at, PIECE + (i + 1) * WARPS * PIECE, n.warp, n.lane);
   }
   __syncwarp();
   if (n.lane == 0) shared().consumed[n.warp] = at.chunk0 + step_chunks();
@@ -291,21 +237,18 @@ __device__ __forceinline__ void load_head(Head& w, const Place& at) {
 }
 
 // Behind the layers: norm and head.
-__device__ __forceinline__ void put_scores(const Args& a, const Place& at, const Head& w, float2 x) {
+__device__ __forceinline__ void put_scores(const Args& a, const Place& at, const Head& w) {
   Shared& s = shared();
   const Lane n = here();
   const int b = fresh(blockIdx.x), v0 = b * VOCAB_PAIRS / GRID, rows = 2 * ((b + 1) * VOCAB_PAIRS / GRID - v0);
-  x = take_x(a, at, x, n);
+  const float2 x = take_x(a, at, n);
   mark(20);
   const float a0 = x.x, a1 = x.y;
   stage(a0 * low(w.gain), a1 * high(w.gain), n);
   rows_times_x(w.rows, s.partial + OF_GATE * SUMS, s.squares[0], a0 * a0 + a1 * a1, n);
   sync_workers();
   if (n.t < rows && 2 * v0 + n.t < VOCAB) {
-    float score = row_sum(OF_GATE + row_of(n.t)) * norm_scale(s.squares[0]);
-#if ADD
-    if (s.out_of_range) score = __uint_as_float(0x7fffffffu);
-#endif
+    const float score = row_sum(OF_GATE + row_of(n.t)) * norm_scale(s.squares[0]);
     put_one(a.words + WORDS_LOGITS + 2 * v0 + n.t, __float_as_uint(score), at.epoch);
   }
 }
