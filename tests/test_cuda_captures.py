@@ -76,8 +76,11 @@ def test_third_flow(cuda, dtype):
     made = make_device_flow(moved(FlowModel(WIDE), dtype), 1 << 26, 1)
     assert made._use_graphs == (dtype is not torch.float16)
     if made._use_graphs:
-        made.solver(1).capture(False)
-        made.solver(1).capture(True)
+        for solver in (made.solver(1), made.solver(2)):
+            solver.warm_up()
+        graphs = [graph for solver in made._solvers.values() for graph in solver._graphs.values()]
+        assert len(graphs) == 4
+        assert len({graph.pool() for graph in graphs}) == 1
         assert cuda.launches
 
 

@@ -76,6 +76,7 @@ class DeviceFlow(PagedFlow):
         # The plain ones read on the host what a graph cannot hold.
         has_kernels = self._kernels is not dit_reference
         self._use_graphs = device.type == "cuda" and has_kernels if use_graphs is None else use_graphs
+        self._graph_memory = torch.cuda.graph_pool_handle() if self._use_graphs else None
         self._solvers: dict[int, Solver] = {}
         if costs is None and kernels is None:
             costs = launch_costs(self._kernels, config, dtype, device)
@@ -345,6 +346,7 @@ class DeviceFlow(PagedFlow):
                 streams,
                 self._kernels_for(streams),
                 self._use_graphs,
+                self._graph_memory,
             )
         return self._solvers[streams]
 

@@ -120,6 +120,7 @@ class Solver:
         arena, resolve: where page offsets count from, and what gives the plain kernels the elements there.
         kernels: ``vivace.kernels.dit`` or its plain versions.
         shared: velocities of the unconditional branch at step 0, float32 ``[noise frames, mel]``.
+        memory: of the graphs of all solvers of a flow, as ``capturing``.
     """
 
     def __init__(
@@ -133,11 +134,12 @@ class Solver:
         streams: int = 1,
         kernels: Kernels = dit_reference,
         use_graphs: bool = False,
+        memory: Any = None,
     ) -> None:
         self._config, self._weights, self._layout = config, weights, layout
         self._arena, self._resolve = arena, resolve
         self._streams = streams
-        self._shared, self._use_graphs = shared, use_graphs
+        self._shared, self._use_graphs, self._memory = shared, use_graphs, memory
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         dit, device = config.dit, weights.x.device
         chunk, dim = dit.static_chunk_frames, dit.dim
@@ -230,7 +232,7 @@ class Solver:
         with before_capture(device):
             self.solve(use_shared)
         graph = torch.cuda.CUDAGraph()
-        with capturing(graph, device):
+        with capturing(graph, device, self._memory):
             self.solve(use_shared)
         self._graphs[use_shared] = graph
 
