@@ -141,8 +141,8 @@ class Policy:
         max_ahead_ms: credit at which a stream pauses; None: as far as its consumer takes chunks.
         max_hop_chunks: chunks of one stream in a step while its playback is safe and others are there; safe_ms: credit
             per chunk of it.
-        wave_ms: audio handed over per chunk, and least credit, from which a stream that has the engine to itself waits
-            for more chunks, where they share launches; None: as the stages say.
+        wave_ms: audio handed over per chunk, and least credit, from which a stream that has a step to itself waits for
+            more chunks, where they share launches; None: as the stages say.
         first_ms: when the first audio is due; urgent_ms: credit at which a stream goes before all others.
         max_queue_ms: longest wait of a request that has not started.
         max_stall_ms: longest time in which the consumer of a paused request takes nothing. None: for ever.

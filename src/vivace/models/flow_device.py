@@ -1,6 +1,6 @@
 """The flow for many streams on one device: same chunks, same noise and same results as ``FlowModel.step``.
 
-Streams hold pages of one pool; a voice's prompt is computed once and its pages are shared. On a GPU each chunk is one
+Streams hold pages of one pool; a voice's prompt is computed once and its pages are shared. On a GPU each launch is one
 copy of a small packet and one graph, and nothing waits for the device before a result is read. All launches must come
 from one CUDA stream.
 """

@@ -278,7 +278,7 @@ class PagedFlow(ABC):
         return done
 
     def _run_or_halve(self, works: list[Work]) -> None:
-        """``_run``, in smaller parts where memory is missing; a single stream that does not fit has an error."""
+        """``_run``, in smaller parts where memory is missing; a stream of which one chunk does not fit has an error."""
         known, held = self._shared_chunks(), [len(work.stream.pages) for work in works]
         try:
             self._run(works)
@@ -334,7 +334,7 @@ class PagedFlow(ABC):
         return active[: self._launch_sizes(len(active))[0]]
 
     def _launch_sizes(self, count: int) -> list[int]:
-        """Launches that serve ``count`` streams; the last may be larger than what is left for it."""
+        """Launches that serve ``count`` chunks; the last may be larger than what is left for it."""
         return powers_of_two(count, self.max_streams)
 
     def _shared_chunks(self) -> int:
@@ -363,7 +363,7 @@ class PagedFlow(ABC):
         return work
 
     def _note(self, works: list[Work], frames: Sequence[int], mels: Tensor, faults: Tensor) -> None:
-        """What a launch made: ``mels [streams, frames, mel]``, of which the streams' own ``frames`` count."""
+        """What a launch made: ``mels [chunks, frames, mel]``, of which the chunks' own ``frames`` count."""
         flags = self._send_flags(faults)
         # Views of all rows at once: one by one each takes as long as the rest of this.
         rows, length = zip(mels.unbind(), flags.unbind(), strict=True), mels.shape[1]

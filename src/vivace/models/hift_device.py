@@ -61,9 +61,8 @@ class DeviceVocoder(SlotVocoder):
         use_graphs: capture; None chooses by the device.
         max_rows: streams of one launch; more at once are several launches of nearly equal size.
         max_bytes: memory for what the streams of a launch work on. Where it is too small for ``max_rows``, that becomes
-            the largest power of two that fits, one at least. Longer buckets lie in the
-            same memory: they are for as few streams as fit, and left out where one alone neither does nor takes less
-            than a quarter of ``max_bytes``.
+            the largest power of two that fits, one at least. Longer buckets lie in the same memory: they are for as few
+            streams as fit, and left out where one alone neither does nor takes less than a quarter of ``max_bytes``.
 
     Attributes:
         rows: by bucket, the most streams of a launch.
