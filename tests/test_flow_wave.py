@@ -131,15 +131,17 @@ def test_the_stream_goes_on_behind_a_wave_and_before_one(device, launched):
     device.close(stream)
 
 
-def test_a_wave_changes_nothing_that_streams_share(device):
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_wave_changes_nothing_that_streams_share(device, cut):
+    """Also where it computes what is known again, since one of its chunks is not whole: velocities but for rounding."""
     velocities = device.start.velocities.clone()
     blocks = [
         device.start.pool.resolve(block)[: device.layout.block].clone() for block in device.start._blocks
     ]
     stream = device.open(EMBEDDING, prompt_mel(3))
-    device.step(stream, tokens_of(8 * CHUNK), True)
+    device.step(stream, tokens_of(8 * CHUNK - cut), True)
     device.close(stream)
-    assert torch.equal(device.start.velocities, velocities)
+    torch.testing.assert_close(device.start.velocities, velocities, atol=1e-5 if cut else 0, rtol=0)
     for block, before in zip(device.start._blocks, blocks, strict=True):
         assert torch.equal(device.start.pool.resolve(block)[: device.layout.block], before)
 
