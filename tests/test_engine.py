@@ -96,6 +96,15 @@ def samples_of(stream):
     return np.concatenate([chunk.samples for chunk in stream])
 
 
+def drained(engine, live):
+    """The chunks that the engine can make of the text that has come."""
+    chunks = []
+    while engine.step():
+        while (chunk := engine.take(live)) is not None:
+            chunks.append(chunk)
+    return chunks
+
+
 def round_robin(streams):
     """Takes a chunk of each in turn, in one thread; the samples of each."""
     taken = [[] for _ in streams]
@@ -927,6 +936,23 @@ def test_pushed_text(engine, ask):
     while engine.step():
         pass
     np.testing.assert_array_equal(np.concatenate([chunk.samples for chunk in live.chunks]), expected)
+
+
+@pytest.mark.parametrize("end", [" ", "\n", "\r\n", " \n\n"])
+def test_a_sentence_is_spoken_while_its_writer_pauses_behind_it(engine, ask, end):
+    """Of the whole text it is the first segment: all of it is there, and what comes later changes none of it."""
+    texts = "One moment please, Dr. Fox, I am coming.", "And here I am, as I have said."
+    whole = engine.synthesize(ask(iter([f"{texts[0]}{end}{texts[1]}"])))
+    live = engine.submit(ask(()), is_pushed=True)
+    engine.push_text(live, texts[0] + end)
+    first = drained(engine, live)
+    engine.push_text(live, texts[1])
+    engine.finish_text(live)
+    rest = drained(engine, live)
+    assert {chunk.segment for chunk in first} == {0}
+    num_late = sum(len(chunk.samples) for chunk in rest if chunk.segment == 0)
+    assert num_late < 0.2 * sum(len(chunk.samples) for chunk in first)
+    np.testing.assert_array_equal(np.concatenate([chunk.samples for chunk in first + rest]), whole.samples)
 
 
 # -- voices -----------------------------------------------------------------------------------------------------------

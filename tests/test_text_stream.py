@@ -30,6 +30,9 @@ SENTENCES = [
     "Bei 10 hoch 7 Metern ist natürlich Schluss. ",
     "e\u0301te\u0301 ",
     "1. Buy milk. 2. Go home. ",
+    "He said it. \n \n",
+    "At 5 p.m. \r",
+    "!!! \nOn.  \n\r\n",
     "word " * 60,
     "字" * 250,
 ]
@@ -100,6 +103,50 @@ def test_a_clause_comes_as_soon_as_it_is_safe():
     assert stream.flush() == [" I am forty two years old"]
 
 
+@pytest.mark.parametrize(
+    ("piece", "clauses"),
+    [
+        ("One moment. ", ["One moment."]),
+        ("One moment.\n", ["One moment."]),
+        ("One moment.\r\n", ["One moment."]),
+        ("One moment. \n\n", ["One moment."]),
+        ("Really?! ", ["Really?!"]),
+        ("Well... ", ["Well..."]),
+        ("A title\n", ["A title."]),
+        ("好的。\n", ["好的。"]),
+        ("It is 3. ", ["It is three."]),
+        # What follows may go on with the sentence.
+        ("One moment.", []),
+        ("It is 3.", []),
+        ("It is Dr. ", []),
+        ("It is No. ", []),
+        ("It is 5 p.m. ", []),
+        ("It is plan B. ", []),
+        ("In the U.S. ", []),
+        ('He asked "What?" ', []),
+        ("3. ", []),
+        ("A title\r", []),
+    ],
+)
+def test_a_clause_is_there_when_its_writer_pauses_behind_it(piece, clauses):
+    assert ClauseStream().push(piece) == clauses
+
+
+def test_spaces_and_line_breaks_behind_a_clause_belong_to_no_other():
+    stream = ClauseStream()
+    assert stream.push("One moment. ") == ["One moment."]
+    assert stream.push("\n") == []
+    assert stream.push("\r") == []
+    assert stream.push("\n ") == []
+    assert stream.push("Go on.\n\n") == [" Go on."]
+    assert stream.flush() == []
+
+
+def test_marks_in_front_of_a_line_break_stay_in_one_line():
+    for text in ("??? \nHello you.", "???\n\nHello you.", "???\n\n ...\n Hello you."):
+        assert " ".join("".join(stream_clauses([text])).split()) == normalize(text)
+
+
 def test_chinese_clauses_come_at_once():
     stream = ClauseStream()
     assert stream.push("收到好友从远方寄来的生日礼物，那") == ["收到好友从远方寄来的生日礼物，"]
@@ -158,6 +205,8 @@ def test_the_iterator_is_lazy():
 
     clauses = stream_clauses(pieces())
     assert next(clauses) == "First sentence here."
+    assert len(taken) == 1, "the space shows that the sentence is over"
+    assert next(clauses) == " Second one."
     assert len(taken) == 2
 
 

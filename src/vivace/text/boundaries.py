@@ -56,14 +56,26 @@ def clause_end(text: str, *, is_first: bool, is_final: bool) -> int | None:
     """Where the first clause of ``text`` ends (exclusive), or None if only more text can tell.
 
     Once a number is returned, the same number is returned for every longer text. With ``is_final`` nothing
-    more comes, and a number is always returned. Spaces after the clause belong to the next one, line breaks
-    to the clause. Numbers, abbreviations, tags, addresses and tag pairs are never cut.
+    more comes, and a number is always returned. Spaces after the clause belong to the next one, as all does behind
+    the line break that ends a clause: whoever pauses behind either is not waited for. Numbers, abbreviations, tags,
+    addresses and tag pairs are never cut.
 
     Args:
         text: what has come in since the last clause's end.
         is_first: the clause is the first of its text, and may end at an earlier pause.
         is_final: the text is complete.
     """
+    lead = _after_spaces(text, 0)
+    if lead == len(text):
+        return lead if is_final else None
+    if not _has_break(text[:lead]):
+        return _line_end(text, is_first, is_final)
+    end = _line_end(text[lead:], is_first, is_final)
+    return None if end is None else lead + end
+
+
+def _line_end(text: str, is_first: bool, is_final: bool) -> int | None:
+    """``clause_end`` of a text that begins in a line, not with a break in front of one."""
     position, last_space, size = 0, 0, len(text)
     while position < size:
         if position >= LONGEST_CLAUSE:
@@ -75,8 +87,7 @@ def clause_end(text: str, *, is_first: bool, is_final: bool) -> int | None:
                 return None
             position = after
         elif character in LINE_BREAKS:
-            after = _after_spaces(text, position)
-            return None if after == size and not is_final else after
+            return _after_break(text, position, is_final)
         elif character in _MARKS:
             after = _after_marks(text, position)
             if after == size and not is_final:
@@ -101,6 +112,19 @@ def _forced_end(text: str, position: int, last_space: int, is_final: bool) -> in
     while position < len(text) and position < LONGEST_CLAUSE + 50 and not text[position].isalnum():
         position += 1
     return None if position == len(text) and not is_final else position
+
+
+def _after_break(text: str, position: int, is_final: bool) -> int | None:
+    """End of one line break; None: it may be half of one."""
+    if text[position] != "\r":
+        return position + 1
+    if position + 1 == len(text):
+        return position + 1 if is_final else None
+    return position + 2 if text[position + 1] == "\n" else position + 1
+
+
+def _has_break(text: str) -> bool:
+    return any(character in LINE_BREAKS for character in text)
 
 
 def _after_spaces(text: str, position: int) -> int:
@@ -163,32 +187,45 @@ def _ends_clause(text: str, start: int, end: int, is_first: bool, is_final: bool
     if not following.isspace():
         # Full stops of Chinese text written with ASCII marks; inside numbers and addresses nothing ends.
         return marks[0] in _STOPS and is_cjk(following) and not following.isdigit()
+    if following in LINE_BREAKS:
+        return False  # it ends the clause itself
+    is_stop = any(mark in _STOPS for mark in marks)
+    if is_stop and (sure := _stop_ends(text, start, marks, "")) is not None:
+        return sure
     next_at = _after_spaces(text, end)
-    if next_at == len(text) and not is_final:
-        return None
-    following = text[next_at : next_at + 1]
-    if not following or any(character in LINE_BREAKS for character in text[end:next_at]):
-        return not any(character in LINE_BREAKS for character in text[end:next_at])
-    if any(mark in _STOPS for mark in marks):
-        if marks[0] == "." and not marks.startswith(".."):
-            return _full_stop_ends(text, start, following)
-        # `"What?" he said.` is one clause.
-        return not (marks[-1] in _CLOSERS or marks[-1] == '"') or not following.islower()
+    if _has_break(text[end:next_at]):
+        return False
+    if next_at == len(text):
+        return True if is_final else None
+    following = text[next_at]
+    if is_stop:
+        return _stop_ends(text, start, marks, following)
     return not following.isdigit() and _is_wide_enough(text, end, is_first)
 
 
-def _full_stop_ends(text: str, at: int, following: str) -> bool:
+def _stop_ends(text: str, at: int, marks: str, following: str) -> bool | None:
+    """Whether ``marks`` with a stop at ``at`` end a sentence. None: what follows decides, and is not known yet ("")."""
+    if marks[0] == "." and not marks.startswith(".."):
+        return _full_stop_ends(text, at, following)
+    if not (marks[-1] in _CLOSERS or marks[-1] == '"'):
+        return True
+    # `"What?" he said.` is one clause.
+    return not following.islower() if following else None
+
+
+def _full_stop_ends(text: str, at: int, following: str) -> bool | None:
+    """As ``_stop_ends``, of a single full stop."""
     begin = max(text.rfind(space, 0, at) for space in " \t\u00a0\u3000") + 1
     word = text[begin:at].lstrip("\"'“‘([{«")
     lowered = word.lower()
     if lowered in _BEFORE_NAMES:
         return False
     if lowered in _BEFORE_NUMBERS:
-        return not following.isdigit()
+        return not following.isdigit() if following else None
     if lowered in _INSIDE:
-        return following.isupper() or is_cjk(following)
+        return following.isupper() or is_cjk(following) if following else None
     if len(word) == 1 and word.isupper() and word != "I":
-        return not following.isupper()
+        return not following.isupper() if following else None
     # `U.S. economy` goes on; `1. Buy milk` is a list.
     if "." in word and all(len(part) == 1 and part.isalpha() for part in word.split(".")):
         return False

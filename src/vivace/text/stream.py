@@ -108,9 +108,9 @@ class ClauseStream:
         self._is_blank = self._is_blank and is_blank(raw)
         cleaned = clean_text(raw)
         if not is_speakable(cleaned):
-            self._unspoken = (self._unspoken + squeeze(raw, cleaned))[:LONGEST_CLAUSE]
+            self._unspoken = _joined(self._unspoken, squeeze(raw, cleaned))[:LONGEST_CLAUSE]
             return ""
-        clause = self._unspoken + squeeze(raw, cleaned)
+        clause = _joined(self._unspoken, squeeze(raw, cleaned))
         self._unspoken = ""
         if len(self._sample) < _LANGUAGE_SAMPLE_CHARACTERS:
             self._sample += clause
@@ -123,6 +123,11 @@ class ClauseStream:
         refuse_control_tokens(words)
         self._is_first = self._is_first and not words
         return words
+
+
+def _joined(before: str, clause: str) -> str:
+    """With one space or line break between them, not two."""
+    return before + (clause.lstrip() if before[-1:].isspace() else clause)
 
 
 def stream_clauses(
