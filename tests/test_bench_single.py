@@ -41,6 +41,12 @@ def test_figures_hang_together(document):
     assert long["ratio_last_to_first"] == pytest.approx(costs[-2] / costs[1], rel=0.05)
 
 
+def test_seconds_are_compared_where_launches_are_few_and_large():
+    """A last chunk that is as large as the others counts; a cut one does not."""
+    assert single.last_to_first([17.0, 128.0, 135.0], [0.92, 16.0, 15.0]) == pytest.approx(9 / 8)
+    assert single.last_to_first([17.0, 10.0, 12.0, 9.0], [0.92, 1.0, 1.0, 0.1]) == pytest.approx(1.2)
+
+
 def test_timeline_shows_every_stage_that_ran(document):
     _, picture = document
     root = ET.fromstring(picture)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -245,7 +245,7 @@ def _document(
 def _long(bench: Bench, runs: int, count: Count) -> dict[str, Any]:
     """Time of all stages for every chunk of one long utterance: what a second costs near the end, and the second one.
 
-    Chunks grow while the playback is safe, so they are compared by the second of audio. The last chunk is cut short.
+    Chunks grow while the playback is safe, so they are compared by the second of audio.
     """
     costs: list[list[float]] = []
     seconds: list[float] = []
@@ -265,12 +265,22 @@ def _long(bench: Bench, runs: int, count: Count) -> dict[str, Any]:
         count.advance()
     length = min(len(mine) for mine in costs)
     by_chunk = [round(median(mine[index] for mine in costs), 3) for index in range(length)]
-    by_second = [cost / own for cost, own in zip(by_chunk, seconds, strict=False)][1 : length - 1]
     return {
         "chunk_ms": by_chunk,
         "chunk_seconds": [round(own, 2) for own in seconds[:length]],
-        "ratio_last_to_first": round(by_second[-1] / by_second[0], 3),
+        "ratio_last_to_first": round(last_to_first(by_chunk, seconds), 3),
     }
+
+
+def last_to_first(by_chunk: Sequence[float], seconds: Sequence[float]) -> float:
+    """Cost of a second of the last chunk over that of the second chunk, which the first audio has no part in.
+
+    The very last one is cut short and left out, unless there are no others: where launches are large.
+    """
+    by_second = [cost / own for cost, own in zip(by_chunk, seconds, strict=False)]
+    if len(by_second) > 3:
+        by_second.pop()
+    return by_second[-1] / by_second[1]
 
 
 def percentile(ordered: list[float], percent: float) -> float:
