@@ -96,6 +96,11 @@ class _Pipe(io.RawIOBase):
         return len(piece)
 
 
+def test_standard_input_that_was_closed_holds_nothing(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert list(standard_input()) == []
+
+
 def test_say_takes_standard_input_before_a_line_ends(monkeypatch):
     pipe = _Pipe(b"Hello, my na", b"me is Zo\xc3", b"\xab.\r", b"\nYes.")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe), encoding="utf-8"))

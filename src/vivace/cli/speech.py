@@ -112,7 +112,7 @@ def standard_input() -> Iterator[str]:
     """What has come so far, as soon as there is any: a language model ends no line for a long while."""
     stdin = sys.stdin
     if not isinstance(stdin, TextIOWrapper):
-        yield from stdin
+        yield from stdin or ()  # None where it was closed
         return
     decoder = IncrementalNewlineDecoder(getincrementaldecoder("utf-8")(), translate=True)
     try:
