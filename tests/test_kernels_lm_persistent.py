@@ -192,19 +192,9 @@ class Rig:
                 weight.data.normal_().mul_(weight.shape[1] ** -0.5)
         lm.llm_decoder.weight.data.mul_(5)
         self.lm = lm.to(torch.bfloat16)
-        shape = persistent.Shape(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_layers,
-            config.num_heads,
-            config.num_kv_heads,
-            config.num_speech_rows,
-            config.speech_token_size,
-            config.rms_norm_eps,
-        )
         cos, sin = rotary_tables(0, 4096, 64, config.rope_theta, device)
         self.kernel = kernel(
-            shape,
+            persistent.Shape.of(config),
             [pack(one) for one in self.lm.layers],
             self.lm.norm.weight.data,
             self.lm.llm_decoder.weight.data,

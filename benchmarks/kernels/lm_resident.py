@@ -70,16 +70,7 @@ class Rig:
         paged.pool.normal_()
         self.slots = torch.zeros(1, dtype=torch.int32, device="cuda")
         config: Any = paged.config
-        self.shape = Shape(
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            layers=config.num_layers,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            vocab=config.num_speech_rows,
-            speech=config.speech_token_size,
-            eps=config.rms_norm_eps,
-        )
+        self.shape = Shape.of(config)
         half = config.intermediate_size
         self.layers = [
             pack_layer(

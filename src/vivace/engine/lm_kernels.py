@@ -55,16 +55,7 @@ def single_kernel(paged: PagedLM) -> PersistentKernel | None:
         return None
     from vivace.kernels import lm_persistent
 
-    shape = lm_persistent.Shape(
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.num_layers,
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        vocab=config.num_speech_rows,
-        speech=config.speech_token_size,
-        eps=config.rms_norm_eps,
-    )
+    shape = lm_persistent.Shape.of(config)
     try:
         return lm_persistent.PersistentKernel(
             shape,

@@ -112,7 +112,7 @@ struct __align__(128) Shared {
   volatile int next_token;
   // The sampler's.
   float block[16];
-  u32 threshold; u32 count; int again; int picked; int bad;
+  u32 threshold; u32 count; int again; int picked;
   double scan[WARPS];
   Rule rule;
   int out_count, remaining;  // of the row, at the launch

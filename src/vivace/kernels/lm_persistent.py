@@ -20,6 +20,7 @@ from vivace.kernels.gpu import gpu_of, num_multiprocessors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vivace.config import SpeechLMConfig
     from vivace.kernels.row_state import RowState
 
 PAGE_TOKENS = 32
@@ -68,6 +69,20 @@ class Shape:
     def threads(self) -> int:
         """Of a block: one for two numbers of the hidden state, and two warps beside them."""
         return self.hidden // 2 + 64
+
+    @classmethod
+    def of(cls, config: SpeechLMConfig) -> Shape:
+        """The sizes of a speech LM."""
+        return cls(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            vocab=config.num_speech_rows,
+            speech=config.speech_token_size,
+            eps=config.rms_norm_eps,
+        )
 
     @property
     def qkv_pairs(self) -> int:
