@@ -134,8 +134,8 @@ LAUNCH_MS = {
     24: 30.0,
     32: 40.0,
 }
-"""A launch by its chunks on an H200. Up to 16 rounded from what whole launches took, between those behind 100 and behind
-400 frames. Beyond, the times of the kernels alone, 6 % longer as that of 16 was; no such launch was timed."""
+"""A launch by its chunks on an H200. Up to 16 rounded from what whole launches took, between those behind 100 and 400
+frames. Beyond, the times of the kernels alone, 6 % longer as that of 16 was; no such launch was timed."""
 
 _DIM = 1024  # a tile of the library's ``add_projection`` holds whole rows
 
